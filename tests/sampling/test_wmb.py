@@ -22,6 +22,7 @@ from junctor.generate import grid, layered
 from junctor.model.answers import IMPOSSIBLE, MISSED, OK, UNRELIABLE, SampledAnswers
 from junctor.model.errors import BudgetError
 from junctor.model.network import Factor, Network, Variable
+from junctor.model.options import ComputeOptions
 from junctor.model.query import Query, Sampling
 from junctor.sampling import bounded
 from junctor.sampling.bounded import BoundedEngine
@@ -98,7 +99,8 @@ def test_the_bound_is_above_and_samples_weigh_what_they_should(
         columns.append(middles)
         chance_of.append(whole)
     assert math.fsum(chance_of) == pytest.approx(1.0, abs=1e-9)
-    found, shares = proposal.draw(np.array(columns).reshape(len(columns), -1).T)
+    uniforms = iter(np.array(columns).reshape(len(columns), -1).T)
+    found, shares = proposal.draw(len(columns), lambda: next(uniforms))
     assert (shares <= 0.0).all()
     total = []
     for n, (states, chance) in enumerate(zip(all_states, chance_of, strict=True)):
@@ -132,8 +134,8 @@ def hard_grid(side: int = 4, coupling: float = 1.0, seed: int = 3) -> Network:
 
 
 def drawn_sums(proposal: BoundedProposal, samples: int, seed: int) -> tuple[Sums, np.ndarray, np.ndarray]:
-    uniforms = np.random.default_rng(seed).random((len(proposal.variables), samples))
-    states, logs = proposal.draw(uniforms)
+    rng = np.random.default_rng(seed)
+    states, logs = proposal.draw(samples, lambda: rng.random(samples))
     return sums_of(states, logs, proposal.cards), states, logs
 
 
@@ -370,6 +372,30 @@ def test_factors_beyond_the_range_of_doubles_are_logarithms() -> None:
     )
     log, _ = oracle.enumerate_posteriors(network, {}, {})
     assert answers.log_value[0] == pytest.approx(log + len(factors) * 200 * math.log(10))
+
+
+def test_a_gpu_that_is_asked_for_is_not_used_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    BoundedEngine(hard_grid(), Query(method="sampling"), ComputeOptions(device="auto"))
+    assert not caplog.messages
+    BoundedEngine(hard_grid(), Query(method="sampling"), ComputeOptions(device="gpu"))
+    assert caplog.messages == ["the sampler wmb computes on the CPU, whatever the device"]
+
+
+def test_variables_of_many_states_and_of_no_factor_are_drawn() -> None:
+    """More states than a byte holds, and a variable that no factor names, which is uniform."""
+    rng = np.random.default_rng(6)
+    table = rng.random((300, 3))
+    names = [tuple(map(str, range(card))) for card in (300, 3, 4, 1)]
+    variables = tuple(Variable(f"v{v}", states) for v, states in enumerate(names))
+    network = Network("wide", variables, (Factor((0, 1), table), Factor((1, 3), rng.random((3, 1)))), "markov")
+    answers = sampled(network, EvidenceBatch(1), samples=20_000, table_entries=4_096)
+    log, truth = oracle.enumerate_posteriors(network, {}, {})
+    assert answers.log_value[0] == pytest.approx(log)
+    for v, expected in truth.items():
+        assert (answers.lower[v][0] <= expected).all()
+        assert (expected <= answers.upper[v][0]).all()
+    assert answers.posteriors[2][0] == pytest.approx(np.full(4, 0.25), abs=0.03)
+    assert answers.posteriors[3][0].tolist() == answers.lower[3][0].tolist() == [1.0]
 
 
 def test_barren_variables_are_left_out() -> None:

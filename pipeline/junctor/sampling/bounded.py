@@ -40,8 +40,8 @@ from junctor.sampling.wmb import BoundedElimination, tightened, weighted_of
 # Entries of all tables of a row where nobody says, and bytes that each of them takes: tables, those of the best bound
 # so far, conditionals, beliefs, and what a pass makes of the largest.
 TABLE_ENTRIES, ENTRY_BYTES = 1 << 20, 64
-# Samples that a thread draws at a time, and bytes of a sample for each variable: its state and its random number.
-PIECE, DRAW_BYTES = 1 << 12, 16
+# Samples that a thread draws at a time, bytes of a sample for each variable, and for each state of the one being drawn.
+PIECE, VARIABLE_BYTES, STATE_BYTES = 1 << 12, 2, 128
 # Samples after which a row ends whatever the width of its intervals.
 MOST_SAMPLES = 1 << 22
 
@@ -104,7 +104,8 @@ class BoundedEngine:
         """Bytes that one row at a time needs."""
         # Each factor by itself, and its messages, of which each is half as large or less, is the least there is.
         own = 2 * sum(factor.table.size for factor in self.network.factors)
-        return ENTRY_BYTES * max(self.entries, own) + DRAW_BYTES * PIECE * len(self.network.variables)
+        drawn = VARIABLE_BYTES * len(self.network.variables) + STATE_BYTES * max(self.network.cardinalities)
+        return ENTRY_BYTES * max(self.entries, own) + PIECE * drawn
 
     def seconds(self, rows: int) -> float:
         """Return about what so many different rows take on one core; for an error what the first samples take."""
@@ -206,7 +207,7 @@ class BoundedEngine:
             start, size = piece
             # A stream of its own for each piece: threads change no number.
             stream = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, start // PIECE, 0]))
-            states, logs = proposal.draw(stream.random((len(proposal.variables), size)))
+            states, logs = proposal.draw(size, lambda: stream.random(size))
             return sums_of(states, logs, proposal.cards)
 
         # In the order of the pieces: sums of floats depend on it.

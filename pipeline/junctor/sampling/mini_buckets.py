@@ -59,13 +59,18 @@ def plan_buckets(scopes: Sequence[Scope], cards: Sequence[int], order: Sequence[
     order: variables in the order of elimination.
     entries: budget, which factors by themselves may exceed.
     """
-    most, least = entries, _planned(scopes, cards, order, entries)
-    while least.entries > entries and most > 1:
-        most //= 2
-        plan = _planned(scopes, cards, order, most)
-        # Smaller tables may be more entries: what is split has messages of its own.
-        least = plan if plan.entries < least.entries else least
-    return least
+    best = _planned(scopes, cards, order, entries)
+    # Halvings of the largest table that are too few, and that are enough as far as is known.
+    few, enough = 0, entries.bit_length() if best.entries > entries else 0
+    while enough - few > 1:
+        halvings = (few + enough) // 2
+        plan = _planned(scopes, cards, order, entries >> halvings)
+        if plan.entries <= entries:
+            best, enough = plan, halvings
+        else:
+            # Smaller tables may be more entries: what is split has messages of its own.
+            best, few = min(best, plan, key=lambda each: each.entries), halvings
+    return best
 
 
 def _planned(scopes: Sequence[Scope], cards: Sequence[int], order: Sequence[int], most: int) -> BucketPlan:
@@ -98,21 +103,33 @@ def _planned(scopes: Sequence[Scope], cards: Sequence[int], order: Sequence[int]
     return BucketPlan(tuple(minis), tuple(buckets), tuple(takers), total)
 
 
+@dataclass(slots=True)
+class _Part:
+    """A mini-bucket in the making: its variables, the entries of its table, and its functions."""
+
+    union: set[int]
+    entries: int
+    members: list[tuple[Scope, int, bool]]
+
+
 def _parted(
     functions: Sequence[tuple[Scope, int, bool]], cards: Sequence[int], place: dict[int, int], most: int
 ) -> list[tuple[Scope, list[tuple[Scope, int, bool]]]]:
     """Return the mini-buckets of a bucket: each function, the largest first, goes where there is room for it."""
-    parts: list[tuple[set[int], list[tuple[Scope, int, bool]]]] = []
+    parts: list[_Part] = []
     for function in sorted(functions, key=lambda each: -_size(each[0], cards)):
-        for union, members in parts:
-            if _size(union.union(function[0]), cards) <= most:
-                union.update(function[0])
-                members.append(function)
+        scope = function[0]
+        for part in parts:
+            entries = part.entries * _size([v for v in scope if v not in part.union], cards)
+            if entries <= most:
+                part.union.update(scope)
+                part.entries = entries
+                part.members.append(function)
                 break
         else:
-            parts.append((set(function[0]), [function]))
-    return [(tuple(sorted(union, key=place.__getitem__)), members) for union, members in parts]
+            parts.append(_Part(set(scope), _size(scope, cards), [function]))
+    return [(tuple(sorted(part.union, key=place.__getitem__)), part.members) for part in parts]
 
 
-def _size(variables: set[int] | Scope, cards: Sequence[int]) -> int:
-    return math.prod(cards[v] for v in variables)
+def _size(variables: Sequence[int], cards: Sequence[int]) -> int:
+    return math.prod(map(cards.__getitem__, variables))

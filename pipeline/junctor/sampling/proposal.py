@@ -8,7 +8,7 @@ sum of w b, which is at most 1 (Liu, Fisher and Ihler, Probabilistic variational
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,10 @@ from junctor_kernels.sampling.layout import Sums
 from junctor.sampling.mini_buckets import BucketPlan, Scope
 from junctor.sampling.wmb import BoundedElimination, Floats
 
-States = npt.NDArray[np.int64]
+States = npt.NDArray[np.unsignedinteger]
+
+# Variables whose samples are counted at a time: their numbers stay in the cache.
+COUNTED = 64
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -48,17 +51,20 @@ class BoundedProposal:
     cards: tuple[int, ...]
     conditionals: Sequence[Sequence[Conditional]]
 
-    def draw(self, uniforms: Floats) -> tuple[States, Floats]:
-        """Return samples, int64 [variables, samples], and the logs of their weights as shares of the bound, at most 0.
+    def draw(self, count: int, uniforms: Callable[[], Floats]) -> tuple[States, Floats]:
+        """Return samples, [variables, count], and the logs of their weights as shares of the bound, at most 0.
 
-        uniforms: float64 [variables, samples], at least 0 and below 1.
+        count: number of samples.
+        uniforms: returns numbers from 0 on and below 1, float64 [count], for the next variable.
         """
         row = {v: n for n, v in enumerate(self.variables)}
-        states, logs = np.empty(uniforms.shape, dtype=np.int64), np.zeros(uniforms.shape[1])
+        # Few bytes, since networks may have many variables.
+        kind = np.min_scalar_type(max(self.cards, default=1) - 1)
+        states, logs = np.empty((len(self.variables), count), dtype=kind), np.zeros(count)
         for n, parts in enumerate(self.conditionals):
             said = [self._said(part, states, row) for part in parts]
             mixed = said[0] if len(parts) == 1 else _mixed(parts, said)
-            _choose(mixed, uniforms[n], states[n])
+            states[n] = _chosen(mixed, uniforms())
             if len(parts) > 1:
                 logs += _share(parts, said, mixed, states[n])
         # Above 0 by rounding alone.
@@ -69,9 +75,10 @@ class BoundedProposal:
         if not part.given:
             return [np.full(states.shape[1], number) for number in part.table[:, 0].tolist()]
         first, *others = part.given
-        at = states[row[first]]
+        at = states[row[first]].astype(np.int64)
         for v in others:
-            at = at * self.cards[row[v]] + states[row[v]]
+            at *= self.cards[row[v]]
+            at += states[row[v]]
         return [numbers.take(at) for numbers in part.table]
 
 
@@ -104,21 +111,23 @@ def _mixed(parts: Sequence[Conditional], said: Sequence[Sequence[Floats]]) -> li
     return mixed
 
 
-def _choose(chances: Sequence[Floats], uniforms: Floats, chosen: States) -> None:
-    """Write the state that each uniform number chooses; chances: of each state, summing to 1 but for rounding."""
-    below = uniforms
-    if len(chances) > 1:
-        # Of the sum as it is: a state without a chance must not be left over for the largest numbers.
-        below = uniforms * sum(chances[1:], start=chances[0])
-    chosen[:] = 0
+def _chosen(chances: Sequence[Floats], uniforms: Floats) -> npt.NDArray[np.int64]:
+    """Return the state that each uniform number chooses; chances: of each state, summing to 1 but for rounding."""
+    # Of the sum as it is: a state without a chance must not be left over for the largest numbers.
+    below = uniforms * sum(chances[1:], start=chances[0])
+    chosen = np.zeros(len(uniforms), dtype=np.int64)
     reached = np.zeros_like(uniforms)
     for numbers in chances[:-1]:
         reached += numbers
         chosen += below >= reached
+    return chosen
 
 
 def _share(
-    parts: Sequence[Conditional], said: Sequence[Sequence[Floats]], mixed: Sequence[Floats], chosen: States
+    parts: Sequence[Conditional],
+    said: Sequence[Sequence[Floats]],
+    mixed: Sequence[Floats],
+    chosen: npt.NDArray[np.unsignedinteger],
 ) -> Floats:
     """Return the log of the product of b^w over the sum of w b, of the states that were chosen."""
     share: Floats = sum(
@@ -151,12 +160,13 @@ def sums_of(states: States, logs: Floats, cards: Sequence[int]) -> Sums:
         return Sums(top, slots, np.zeros(2), count, 0, 0.0)
     weights = np.exp(logs - top)
     squares, sizes = weights * weights, np.array(cards)
-    for state in range(max(cards, default=0)):
-        # For all variables that have the state at once.
-        has = np.flatnonzero(sizes > state)
-        here = (states[has] == state).astype(np.float64)
-        for column, numbers in enumerate((weights, squares)):
-            # Not by a product of matrices, whose digits may depend on threads.
-            slots[starts[has] + state, column] = np.einsum("vn,n->v", here, numbers)
+    for first in range(0, len(cards), COUNTED):
+        for state in range(max(cards[first : first + COUNTED])):
+            # For all variables that have the state at once.
+            has = first + np.flatnonzero(sizes[first : first + COUNTED] > state)
+            here = (states[has] == state).astype(np.float64)
+            for column, numbers in enumerate((weights, squares)):
+                # Not by a product of matrices, whose digits may depend on threads.
+                slots[starts[has] + state, column] = np.einsum("vn,n->v", here, numbers)
     total = np.array([weights.sum(), squares.sum()])
     return Sums(top, slots, total, count, int(np.count_nonzero(weights)), 1.0)
