@@ -101,7 +101,7 @@ def add_row(
     found.rows += 1
     if sampler_of(network, query) == "wmb":
         low, high, bound = answers.log_bounds[:, 0]
-        found.split += engine.facts.sampler()._layout(pattern(hard)).plan.split  # type: ignore[union-attr, arg-type]
+        found.split += engine.facts.sampler().plan(hard, {}).split  # type: ignore[union-attr]
         found.above += bound - right.log
     else:
         low, high = (answers.log_value[0] + sign * NORMAL * answers.log_error[0] for sign in (-1, 1))
@@ -117,12 +117,6 @@ def add_row(
         found.hold += int(((low - right.digit <= table) & (table <= high + right.digit)).sum())
         found.posteriors += len(table)
         found.width += float((np.minimum(high, 1.0) - np.maximum(low, 0.0)).sum())
-
-
-def pattern(hard: Hard) -> Any:
-    from junctor.sampling.cases import Evidence
-
-    return Evidence(frozenset(hard), frozenset())
 
 
 def coupled_grid(side: int, coupling: float, seed: int) -> Network:
