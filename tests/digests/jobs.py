@@ -412,6 +412,12 @@ def _epis(_: Path) -> Outputs:
     return sampled("epis-bn", "--targets", "lung,smoke")
 
 
+@job("sampling-wmb")
+def _wmb(_: Path) -> Outputs:
+    """Of so few entries that buckets are split."""
+    return sampled("wmb", "--table-entries", "30", "--confidence", "0.9")
+
+
 @job("sampling-error")
 def _error(_: Path) -> Outputs:
     words = ("--method", "sampling", "--error", "0.01", "--seed", "3")

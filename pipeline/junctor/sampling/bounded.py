@@ -42,6 +42,8 @@ from junctor.sampling.wmb import BoundedElimination, tightened, weighted_of
 TABLE_ENTRIES, ENTRY_BYTES = 1 << 20, 64
 # Samples that a thread draws at a time, bytes of a sample for each variable, and for each state of the one being drawn.
 PIECE, VARIABLE_BYTES, STATE_BYTES = 1 << 12, 2, 128
+# What rounding may have done to a bound, for each variable and each unit of its logarithm.
+ROUNDING = 1e-12
 # Samples after which a row ends whatever the width of its intervals.
 MOST_SAMPLES = 1 << 22
 
@@ -228,9 +230,10 @@ class BoundedEngine:
         estimate = estimate_of([sums], starts, bound, round(sums.drawn), exact=is_exact)
         if estimate is None:
             return None
+        rounding = ROUNDING * (len(proposal.variables) + abs(bound))
         # Without a split all weights are the bound.
-        ends = (bound, bound) if is_exact else log_bounds(sums, bound, doubt)
-        return replace(estimate, intervals=Intervals(*posterior_intervals(sums, doubt), (*ends, bound)))
+        ends = (bound - rounding, bound + rounding) if is_exact else log_bounds(sums, bound + rounding, doubt)
+        return replace(estimate, intervals=Intervals(*posterior_intervals(sums, doubt), (*ends, bound + rounding)))
 
     def _until(
         self,
