@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Scope = tuple[int, ...]
 
@@ -103,13 +103,13 @@ def _planned(scopes: Sequence[Scope], cards: Sequence[int], order: Sequence[int]
     return BucketPlan(tuple(minis), tuple(buckets), tuple(takers), total)
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class _Part:
     """A mini-bucket in the making: its variables, the entries of its table, and its functions."""
 
-    union: set[int]
-    entries: int
-    members: list[tuple[Scope, int, bool]]
+    union: set[int] = field(default_factory=set)
+    entries: int = 1
+    members: list[tuple[Scope, int, bool]] = field(default_factory=list)
 
 
 def _parted(
@@ -117,18 +117,30 @@ def _parted(
 ) -> list[tuple[Scope, list[tuple[Scope, int, bool]]]]:
     """Return the mini-buckets of a bucket: each function, the largest first, goes where there is room for it."""
     parts: list[_Part] = []
+    # Those without room for another variable are found by their variables: there may be thousands of them.
+    roomy: list[_Part] = []
+    full: dict[int, list[_Part]] = {}
     for function in sorted(functions, key=lambda each: -_size(each[0], cards)):
         scope = function[0]
-        for part in parts:
-            entries = part.entries * _size([v for v in scope if v not in part.union], cards)
-            if entries <= most:
-                part.union.update(scope)
-                part.entries = entries
-                part.members.append(function)
-                break
-        else:
-            parts.append(_Part(set(scope), _size(scope, cards), [function]))
+        part = next((each for each in full.get(scope[-1], ()) if each.union.issuperset(scope)), None)
+        part = part or next((each for each in roomy if _with(each, scope, cards) <= most), None)
+        if part is None:
+            part = _Part()
+            parts.append(part)
+            roomy.append(part)
+        part.entries = _with(part, scope, cards)
+        part.union.update(scope)
+        part.members.append(function)
+        if 2 * part.entries > most and part in roomy:
+            roomy.remove(part)
+            for v in part.union:
+                full.setdefault(v, []).append(part)
     return [(tuple(sorted(part.union, key=place.__getitem__)), part.members) for part in parts]
+
+
+def _with(part: _Part, scope: Scope, cards: Sequence[int]) -> int:
+    """Return the entries that a part has with the variables of one more function."""
+    return part.entries * _size([v for v in scope if v not in part.union], cards)
 
 
 def _size(variables: Sequence[int], cards: Sequence[int]) -> int:
