@@ -278,6 +278,23 @@ def test_a_row_depends_on_its_evidence_and_the_seed_alone(monkeypatch: pytest.Mo
     assert of_row(alone[0], 0) == of_row(alone[1], 0)
 
 
+@pytest.mark.parametrize(("rows", "room", "expected"), [(1, 0, 1), (1, 1, 2), (1, 9, 4), (9, 9, 1), (2, 9, 2)])
+def test_threads_have_memory_each(rows: int, room: int, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one row they draw samples side by side, of several rows they have tables, too."""
+    found: list[int] = []
+    monkeypatch.setattr(
+        BoundedEngine, "_estimate", lambda engine, layout, hard, soft, threads: (found.append(threads), (0.0, None))[1]
+    )
+    query = Query(method="sampling", sampling=Sampling("wmb", table_entries=64))
+    needed = BoundedEngine(hard_grid(), query)
+    memory = needed.least + room * (needed._draw_bytes if rows == 1 else 4 * needed.least)
+    engine = BoundedEngine(hard_grid(), query, on_cpu(memory, threads=4))
+    batch = EvidenceBatch(rows, {v: np.arange(rows, dtype=np.int32) >> v & 1 for v in range(4)})
+    engine.answer(batch, np.arange(rows), Engine(hard_grid(), query).blank(batch), 0)  # type: ignore[arg-type]
+    assert set(found) == {expected}
+    assert len(found) == rows
+
+
 def test_equal_rows_are_answered_once(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[dict[int, int]] = []
     known = BoundedEngine._estimate

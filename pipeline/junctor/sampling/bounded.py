@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import cached_property, partial, reduce
 
 import numpy as np
 from junctor_kernels.sampling.layout import Floats, Sums, add
@@ -103,11 +103,20 @@ class BoundedEngine:
 
     @property
     def least(self) -> int:
-        """Bytes that one row at a time needs."""
+        """Bytes that one row at a time needs, with one thread."""
+        return self._table_bytes + self._draw_bytes
+
+    @cached_property
+    def _table_bytes(self) -> int:
         # Each factor by itself, and its messages, of which each is half as large or less, is the least there is.
         own = 2 * sum(factor.table.size for factor in self.network.factors)
-        drawn = VARIABLE_BYTES * len(self.network.variables) + STATE_BYTES * max(self.network.cardinalities)
-        return ENTRY_BYTES * max(self.entries, own) + PIECE * drawn
+        return ENTRY_BYTES * max(self.entries, own)
+
+    @cached_property
+    def _draw_bytes(self) -> int:
+        """Bytes of a thread that draws."""
+        states = STATE_BYTES * max(self.network.cardinalities)
+        return PIECE * (VARIABLE_BYTES * len(self.network.variables) + states)
 
     def seconds(self, rows: int) -> float:
         """Return about what so many different rows take on one core; for an error what the first samples take."""
@@ -129,10 +138,13 @@ class BoundedEngine:
         for row, (hard, soft) in zip(rows.tolist(), evidence_of(batch, rows), strict=True):
             same.setdefault(bytes_of(hard, soft), (hard, soft, []))[2].append(row)
         at_once = max(1, min(self.threads, self.allowed // self.least, len(same)))
+        # Those that draw samples of a row have memory each.
+        room = (self.allowed // at_once - self._table_bytes) // self._draw_bytes
+        threads = max(1, min(self.threads // at_once, room))
 
         def work(evidence: tuple[Hard, Soft, list[int]], _: int) -> None:
             hard, soft, equal = evidence
-            write = self._written(sheet, hard, soft, self.threads // at_once)
+            write = self._written(sheet, hard, soft, threads)
             for row in equal:
                 write(row)
 
