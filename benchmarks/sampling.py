@@ -227,7 +227,7 @@ def draws(engine: SamplingEngine, each: Prepared, group: int, count: int) -> flo
 
 
 def gpu_row(engine: SamplingEngine, each: Prepared, group: int) -> Any:
-    from junctor.sampling.cases import Evidence
+    from junctor.sampling.rows import Evidence
     from junctor.sampling.sampler import SamplingRequest
 
     gpu: Any = engine.gpu

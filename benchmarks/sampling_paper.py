@@ -23,8 +23,8 @@ from junctor.formats import read_network
 from junctor.model.network import Network
 from junctor.model.query import Sampler
 from junctor.sampling import engine as engines
-from junctor.sampling.cases import Evidence
 from junctor.sampling.engine import SamplingEngine
+from junctor.sampling.rows import Evidence
 from junctor_kernels.sampling import layout as layouts
 from junctor_kernels.sampling import reference
 from junctor_kernels.sampling.philox import RandomStream

@@ -56,7 +56,7 @@ def messages(options: argparse.Namespace) -> None:
 
 
 def evidence_pattern(hard: dict[int, int]) -> Any:
-    from junctor.sampling.cases import Evidence
+    from junctor.sampling.rows import Evidence
 
     return Evidence(frozenset(hard), frozenset())
 

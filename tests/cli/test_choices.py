@@ -136,6 +136,17 @@ def test_mini_buckets_and_their_bound_are_told_before_a_run(tmp_path: Path) -> N
     assert others["no_evidence"]["mini_buckets"] is None
 
 
+def test_mini_buckets_load_no_compiled_code() -> None:
+    code = (
+        "import sys, junctor\n"
+        "from junctor.generate import grid\n"
+        "junctor.posteriors(grid(3, 3, states=2), [{}], method='sampling', samples=200)\n"
+        "assert 'junctor.sampling.bounded' in sys.modules\n"
+        "assert 'numba' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_exact_answers_load_no_samplers() -> None:
     code = (
         "import sys, junctor\n"

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from junctor.evidence.batch import EvidenceBatch
 from junctor.model.errors import Place
 from junctor.model.network import DraftTable, DraftVariable, Network, build_network
-from junctor.sampling.cases import CaseLayout, Evidence, layout_of
+from junctor.sampling.cases import CaseLayout, layout_of
+from junctor.sampling.rows import Evidence
 from junctor.sampling.tables import SampledNetwork, sampled_network
 from junctor_kernels.sampling.layout import SampledCase
 

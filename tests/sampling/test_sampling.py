@@ -103,7 +103,8 @@ def test_observed_variables_break_levels() -> None:
 
 
 def test_what_bears_on_no_target_is_not_drawn() -> None:
-    from junctor.sampling.cases import Evidence, layout_of
+    from junctor.sampling.cases import layout_of
+    from junctor.sampling.rows import Evidence
 
     network = mixed()
     layout = layout_of(sampled_network(network), Evidence(frozenset({3}), frozenset()), [2])

@@ -167,7 +167,7 @@ def wide() -> tuple[Network, Hard, Soft]:
 
 
 def rows_evidence() -> Any:
-    from junctor.sampling.cases import Evidence
+    from junctor.sampling.rows import Evidence
 
     return Evidence(frozenset(HARD), frozenset(SOFT))
 

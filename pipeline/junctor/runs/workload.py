@@ -398,10 +398,10 @@ class Job(Workload):
             from junctor.runs.answer_files import refuse_taken_names
 
             refuse_taken_names(network, query, files)
-        if self.query.method == "sampling":
+        if self.query.method == "sampling" and (sampler := sampler_of(network, self.query)) != "wmb":
             from junctor.sampling.tables import refuse
 
-            refuse(network, sampler_of(network, self.query))
+            refuse(network, sampler)
         if told["fail_if"]:
             self.refuse_checks(lambda: self._evidence_columns(network))
         return network

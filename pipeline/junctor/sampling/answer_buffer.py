@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from junctor.evidence.batch import Rows
 from junctor.model.answers import OK, UNRELIABLE, SampledAnswers
-from junctor.sampling.cases import CaseLayout
 from junctor.sampling.estimate import LEAST_EFFECTIVE, Estimate
+
+if TYPE_CHECKING:
+    from junctor.sampling.cases import CaseLayout
 
 Places = npt.NDArray[np.int64]
 

@@ -29,12 +29,19 @@ from junctor.runtime.kept_results import method_cache
 from junctor.runtime.machine import allowed_memory, usable_cores
 from junctor.runtime.threads import in_threads
 from junctor.sampling.answer_buffer import AnswerBuffer, EstimateSlots, places_of
-from junctor.sampling.cases import Evidence, Hard, Soft, with_parents
-from junctor.sampling.engine import DEFAULT_SAMPLES, KEPT_LAYOUTS, evidence_of
 from junctor.sampling.estimate import FIRST_SAMPLES, Estimate, Intervals, estimate_of, pieces_of, until
 from junctor.sampling.intervals import log_bounds, posterior_intervals
 from junctor.sampling.mini_buckets import BucketPlan, Scope, plan_buckets
 from junctor.sampling.proposal import BoundedProposal, proposal_of, sums_of
+from junctor.sampling.rows import (
+    DEFAULT_SAMPLES,
+    KEPT_LAYOUTS,
+    Evidence,
+    Hard,
+    Soft,
+    evidence_of,
+    with_parents,
+)
 from junctor.sampling.wmb import BoundedElimination, tightened, weighted_of
 
 # Entries of all tables of a row where nobody says, and bytes that each of them takes: tables, those of the best bound

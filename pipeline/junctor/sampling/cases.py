@@ -14,19 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from junctor_kernels.sampling.layout import Integers, SampledCase, slots_of
 
-from junctor.model.network import Network
+from junctor.sampling.rows import Evidence, Hard, Soft, with_parents
 from junctor.sampling.tables import SampledNetwork
-
-Hard = Mapping[int, int]
-Soft = Mapping[int, npt.NDArray[np.float64]]
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """The variables that rows of a pattern observe, and those with likelihoods."""
-
-    observed: frozenset[int]
-    soft: frozenset[int]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -132,17 +121,6 @@ def layout_of(network: SampledNetwork, evidence: Evidence, targets: Sequence[int
     # By level, then by size of the table, so that neighbouring threads of a GPU do similar work.
     drawn = tuple(sorted(wanted, key=lambda v: (levels[v], network.entries[v + 1] - network.entries[v], v)))
     return _lowered(network, evidence, drawn, weighed, [levels[v] for v in drawn])
-
-
-def with_parents(network: Network, variables: frozenset[int]) -> set[int]:
-    """Return variables of a Bayesian network and all their ancestors, observed ones too."""
-    ancestors, waiting = set[int](), list(variables)
-    while waiting:
-        v = waiting.pop()
-        if v not in ancestors:
-            ancestors.add(v)
-            waiting.extend(network.factors[v].scope[:-1])
-    return ancestors
 
 
 def _levels(order: Sequence[int], parents: Mapping[int, Sequence[int]], wanted: set[int]) -> dict[int, int]:

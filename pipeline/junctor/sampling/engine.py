@@ -14,7 +14,7 @@ from junctor_kernels.sampling.layout import BLOCK, STATES, Floats, SampledCase, 
 from junctor_kernels.sampling.philox import MOST_ROWS, RandomStream
 
 from junctor.cost.figures import shipped_figures
-from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Rows
+from junctor.evidence.batch import EvidenceBatch, Rows
 from junctor.model.answers import IMPOSSIBLE, MISSED, NO_PROBABILITY, UNRELIABLE, SampledAnswers
 from junctor.model.errors import BudgetError, EvidenceError, counted
 from junctor.model.network import Network
@@ -26,10 +26,11 @@ from junctor.runtime.kept_results import method_cache
 from junctor.runtime.machine import allowed_memory, usable_cores
 from junctor.runtime.threads import in_threads
 from junctor.sampling.answer_buffer import AnswerBuffer, slots_of
-from junctor.sampling.cases import CaseLayout, Evidence, Hard, Soft, layout_of
+from junctor.sampling.cases import CaseLayout, layout_of
 from junctor.sampling.epis import beliefs_of
 from junctor.sampling.estimate import MISSED_SAMPLES, Estimate, estimate_of, until
 from junctor.sampling.importance import STAGES, needs_logs, parents_to_free, prior_of, rate
+from junctor.sampling.rows import DEFAULT_SAMPLES, KEPT_LAYOUTS, Evidence, Hard, Soft, evidence_of
 from junctor.sampling.sampler import CpuSampling, Pending, RowSampler, SampleDevice, SamplingRequest
 from junctor.sampling.tables import refuse, sampled_network
 
@@ -37,8 +38,7 @@ if TYPE_CHECKING:
     from junctor.sampling.gpu import GpuSampling
     from junctor.sampling.tables import SampledNetwork
 
-# Samples of a row where nobody says; half of them, but never more than MOST_LEARNING, teach the importance function.
-DEFAULT_SAMPLES = 100_000
+# Half of the samples, but never more, teach the importance function.
 MOST_LEARNING = 100_000
 LEARNERS = ("ais-bn", "sis")
 # With an error to reach, so many teach.
@@ -47,7 +47,6 @@ ERROR_LEARNING = 50_000
 PLAIN_LIMIT = 340.0
 # Bytes of an entry of a table: probabilities, logarithms, chances, ratios, order, thresholds, scores.
 SHARED_BYTES, ROW_BYTES = 64, 32
-KEPT_LAYOUTS = 256
 
 logger = logging.getLogger("junctor")
 
@@ -286,18 +285,3 @@ class SamplingEngine:
         sums, reached = until(error, lambda first, count: draw(first, count)(), errors)
         estimate = read(sums)
         return None if estimate is None else replace(estimate, reached=reached)
-
-
-def evidence_of(batch: EvidenceBatch, rows: Rows) -> list[tuple[Hard, Soft]]:
-    """Return the evidence of some rows (ascending) of a batch: observed states, and likelihoods of other variables."""
-    # Column by column: cells of a batch are stored so, and most of them are not observed.
-    found: list[tuple[dict[int, int], dict[int, Floats]]] = [({}, {}) for _ in range(len(rows))]
-    for v, column in batch.states.items():
-        states = column[rows]
-        for n in np.flatnonzero(states != UNOBSERVED).tolist():
-            found[n][0][v] = int(states[n])
-    for v, likelihood in batch.likelihoods.items():
-        here, values = likelihood.among(rows)
-        for n, each in zip(here.tolist(), values, strict=True):
-            found[n][1][v] = each
-    return list(found)

@@ -17,7 +17,8 @@ from junctor_kernels.sampling.philox import RandomStream
 from junctor_kernels.sampling.thresholds import build_thresholds
 
 from junctor.model.query import Sampler
-from junctor.sampling.cases import CaseLayout, Evidence, layout_of
+from junctor.sampling.cases import CaseLayout, layout_of
+from junctor.sampling.rows import Evidence
 from junctor.sampling.tables import SampledNetwork, normalised
 
 # (most states, threshold): smaller probabilities above zero are lifted to the threshold. For few states as in Cheng and

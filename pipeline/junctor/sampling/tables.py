@@ -84,9 +84,7 @@ def sampled_network(network: Network) -> SampledNetwork:
 
 
 def refuse(network: Network, sampler: Sampler | None) -> None:
-    """Raise ModelError for a network that a sampler cannot sample; None: for one that only mini-buckets take."""
-    if sampler == "wmb":
-        return
+    """Raise ModelError for a network that a sampler other than `wmb` cannot sample; sampler: None for any of them."""
     if network.kind != "bayes":
         raise ModelError(
             f"{network.name or 'the network'} is a Markov network: {sampler or 'this sampler'} draws variables from "
