@@ -62,7 +62,8 @@ def test_public_functions_have_few_parameters() -> None:
 
 def test_modules_lie_in_the_folders_of_their_layers() -> None:
     files = {path.name for path in SOURCES["junctor"].iterdir() if path.is_file()}
-    assert files == {"__init__.py", "api.py", "drawing.py", "draws.py", "generate.py", "py.typed"}
+    modules = ("api", "drawing", "draws", "generate", "sklearn")
+    assert files == {"__init__.py", "py.typed", *(f"{name}.py" for name in modules)}
     assert {path.name for path in SOURCES["junctor_kernels"].iterdir() if path.is_file()} <= {"__init__.py", "py.typed"}
 
 

@@ -11,6 +11,7 @@ _PACKAGES = {
     "report": ("matplotlib", "jinja2"),
     "flow": ("prefect",),
     "cluster": ("distributed", "cryptography"),
+    "sklearn": ("sklearn",),
 }
 
 
