@@ -24,7 +24,7 @@ from junctor.evidence.read import EvidenceSource
 from junctor.generate import BLOCK_ROWS, CASE_ID, evidence_batches, record_batches
 from junctor.learning.rows import PIECE_ROWS, open_rows, row_options
 from junctor.model.arguments import real, whole
-from junctor.model.errors import EvidenceError, InputError
+from junctor.model.errors import EvidenceError, InputError, ModelError
 from junctor.model.network import Network
 from junctor.model.option_table import DrawOptions, RowOptions, defaults_of, takes_keywords
 from junctor.runtime.dask_cluster import Resources
@@ -77,7 +77,6 @@ class Draws:
 
     def words(self) -> Iterator[str]:
         """Yield a line for each row of evidence without draws, for the first of many."""
-        assert self._source is not None or not self._told
         names = [] if self._source is None else self._source.names_of([row for row, _ in self._told])
         yield from (f"row {name}: {why}" for name, (_, why) in zip(names, self._told, strict=True))
         if self.undrawn > len(self._told):
@@ -105,8 +104,10 @@ class Draws:
 
     def _alone(self, tree: StoredTree, most: int) -> Iterator[tuple[None, States]]:
         """Yield draws without evidence, at most so many at a time."""
-        for samples in self._of_row(tree, {}, 0, most) or ():
+        for samples in self._of_row(tree, {}, 0, most):
             yield None, samples
+        if self._told:
+            raise ModelError(f"{self.network.name!r} has nothing to draw: its tables rule out all states together")
 
     def _given(self, tree: StoredTree, most: int, source: EvidenceSource) -> Iterator[tuple[pa.Array, States]]:
         """Yield the draws of the rows of evidence with their case ids, at most so many at a time."""

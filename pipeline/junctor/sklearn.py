@@ -96,6 +96,10 @@ class JunctorClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X, y, weights = X[weights > 0], y[weights > 0], weights[weights > 0]
         if not len(X):
             raise ValueError("all weights are 0: expected a row to learn from")
+        if self.target in self._names:
+            raise ValueError(
+                f"found a column {self.target!r}, the name of the class: leave it out, or name another target"
+            )
         self._columns = ()
         cells = [_cells(column) for column in X.T]
         if isinstance(self.structure, str) and self.structure in MADE:
@@ -134,10 +138,6 @@ class JunctorClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if isinstance(self.bins, bool) or not isinstance(self.bins, Integral) or self.bins < 2:
             raise ValueError(f"found bins={self.bins!r}, expected a whole number from 2 on")
         names = self._names
-        if self.target in names:
-            raise ValueError(
-                f"found a column {self.target!r}, the name of the class: give the class another one (target)"
-            )
         self.classes_, states = np.unique(y, return_inverse=True)
         self._order = np.arange(len(self.classes_))
         self._columns = tuple(_column(*each, weights, int(self.bins)) for each in zip(names, cells, strict=True))
@@ -162,6 +162,8 @@ class JunctorClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         network = self.structure if isinstance(self.structure, Network) else read_network(self.structure)
         if not hasattr(self, "feature_names_in_"):
             raise ValueError("columns of an array have no names, to be found in the network: give a data frame")
+        for name in self._names:
+            network.find(name)
         variable = network.variables[network.find(self.target)]
         values, rows = np.unique(y, return_inverse=True)
         cells = StateCells(variable)
@@ -183,7 +185,8 @@ class JunctorClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         weight = "weight"
         while weight in rows.column_names or weight in network.index:
             weight += "_"
-        return learn(network, rows.append_column(weight, pa.array(weights)), prior=self.prior, weight=weight).network
+        rows = rows.append_column(weight, pa.array(weights))
+        return learn(network, rows, prior=self.prior, weight=weight, strict=True).network
 
     def _table(self, cells: Sequence[pa.Array]) -> pa.Table:
         """Return cells as evidence on the network."""

@@ -18,7 +18,7 @@ from helpers.oracle import ZERO_POWER, joint_table
 from helpers.strategies import evidence_batches, networks, row_evidence
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from junctor import BudgetError, EvidenceError, InputError, Network, draws, generate, read_network
+from junctor import BudgetError, EvidenceError, InputError, ModelError, Network, draws, generate, read_network
 from junctor.cliques.tree import StoredTree
 from junctor.model.network import DraftTable, DraftVariable, Place, build_network
 from junctor_kernels.tables.reference import LOG
@@ -199,6 +199,16 @@ def test_many_rows_without_draws_are_counted(tmp_path: Path) -> None:
 def test_refusals(options: dict[str, Any], error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         read_network(ASIA).sample(**{"rows": 5, **options})
+
+
+def test_a_network_that_rules_everything_out_has_no_rows() -> None:
+    place = Place("made")
+    tables = [DraftTable(["x"], entries, place) for entries in ([1, 0], [0, 1])]
+    network = build_network("none", "markov", [DraftVariable("x", "ab", place)], tables)
+    with pytest.raises(ModelError, match="'none' has nothing to draw: its tables rule out all states together"):
+        network.sample(5)
+    with pytest.warns(UserWarning, match="evidence without draws: row 1: "):
+        assert network.sample(5, [{"x": "a"}]).num_rows == 0
 
 
 def test_refusals_of_the_command_line(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from helpers.oracle import enumerate_posteriors
 
 pytest.importorskip("sklearn", reason="an extra")
 
-from junctor import JunctorError, Network, generate, learn, posteriors, read_network
+from junctor import EvidenceError, JunctorError, Network, generate, learn, posteriors, read_network
 from junctor.sklearn import JunctorClassifier
 from sklearn.base import clone
 from sklearn.datasets import load_iris
@@ -205,6 +205,7 @@ def test_columns_may_be_of_any_kind_and_lack_cells() -> None:
 
 
 ROWS = pd.DataFrame({"a": [1.0, 2.0, 3.0], "b": ["x", "y", "x"]})
+SMOKERS = pd.DataFrame({"smoke": ["yes", "no", "maybe"]})
 
 
 @pytest.mark.parametrize(
@@ -216,9 +217,10 @@ ROWS = pd.DataFrame({"a": [1.0, 2.0, 3.0], "b": ["x", "y", "x"]})
         (JunctorClassifier(refit=False), ROWS, "give one as the structure"),
         (JunctorClassifier("nave"), ROWS, "found the structure 'nave', expected 'naive', 'tan', a Network or the path"),
         (JunctorClassifier(ASIA, target="lung"), ROWS.to_numpy(), "give a data frame"),
-        (JunctorClassifier(ASIA, target="lungs"), ROWS, "no variable named 'lungs'"),
-        (JunctorClassifier(ASIA, target="lung"), ROWS, "class 'k' of 'lung': unknown state 'k'; states are yes, no"),
-        (JunctorClassifier(ASIA, target="lung"), ROWS.rename(columns={"a": "smoke"}), "unknown state 'k'"),
+        (JunctorClassifier(ASIA, target="lungs"), SMOKERS, "no variable named 'lungs'"),
+        (JunctorClassifier(ASIA, target="smoke"), SMOKERS, "found a column 'smoke', the name of the class"),
+        (JunctorClassifier(ASIA, target="lung", refit=False), ROWS, "no variable named 'a'"),
+        (JunctorClassifier(ASIA, target="lung"), SMOKERS, "class 'k' of 'lung': unknown state 'k'; states are yes, no"),
         (JunctorClassifier(prior="much"), ROWS, "much"),
     ],
 )
@@ -229,6 +231,9 @@ def test_refusals(model: JunctorClassifier, rows: Any, said: str) -> None:
 
 def test_refusals_of_rows() -> None:
     network = read_network(ASIA)
+    # A row that names no state is not left out in silence.
+    with pytest.raises(EvidenceError, match="row 3: column 'smoke': unknown state 'maybe'"):
+        JunctorClassifier(network, target="lung").fit(SMOKERS, ["yes", "no", "no"])
     rows = pd.DataFrame({"either": ["no", "no"], "tub": ["no", "yes"]})
     model = JunctorClassifier(network, target="lung", refit=False).fit(rows, ["yes", "no"])
     with pytest.raises(ValueError, match="row 2: impossible: tub = yes with either = no"):
