@@ -97,6 +97,8 @@ def settled(folder: Path) -> Iterator[None]:
         patch.chdir(folder)
         for name in [each for each in os.environ if each.startswith(("JUNCTOR_", "PREFECT_"))]:
             patch.delenv(name)
+        # Whether code is compiled would say who answers rows.
+        patch.setenv("JUNCTOR_CACHE", "off")
         # Where measurements of this machine would change forecasts.
         patch.setenv("XDG_CACHE_HOME", str(folder / ".cache"))
         patch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)

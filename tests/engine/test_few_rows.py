@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from helpers import strategies
@@ -13,9 +18,11 @@ from hypothesis import strategies as st
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.generate import chain, grid, random_network, sample
+from junctor.model.answers import Answers
 from junctor.model.network import Network
 from junctor.model.query import Query
 from junctor.model.strategies import Strategy
+from junctor.strategies import facts as facts_module
 from junctor.strategies.facts import FEW_ROWS
 
 OPTIONS = on_cpu(1 << 28)
@@ -162,3 +169,81 @@ def test_rows_whose_tables_no_tree_can_hold_get_a_route() -> None:
         batch = EvidenceBatch(rows, {0: np.zeros(rows, np.int32)})
         (route,) = Engine(network, Query(), OPTIONS, expected_rows=rows).routes(batch)
         assert not route.group.by_trees
+
+
+@pytest.fixture
+def not_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
+    """A machine that keeps compiled code and has none; how often it is asked for it, and an item to say it is there."""
+    asked: list[int] = []
+    monkeypatch.setenv("JUNCTOR_CACHE", "1MiB")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(facts_module, "_is_compiled", lambda: bool(asked.append(1)) or -1 in asked)
+    return asked
+
+
+@pytest.mark.parametrize("query", [Query(), Query("mpe"), Query(precision="log"), Query(answers="scores")])
+@pytest.mark.parametrize("rows", [3, 300])
+def test_numpy_answers_what_takes_it_less_than_compiling_takes(
+    query: Query, rows: int, not_compiled: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = random_batch(LARGE, rows)
+    engine = Engine(LARGE, query, OPTIONS, expected_rows=rows)
+    routes = engine.routes(batch)
+    assert not_compiled
+    assert {route.strategy for route in routes} == {Strategy.ENTRIES}
+    assert "once on a machine" in routes[0].reason
+    assert all({"its code is not compiled yet"} == {each.reason for each in route.group.rejected} for route in routes)
+    found = engine.answer(batch)
+    monkeypatch.setattr(facts_module, "_is_compiled", lambda: True)
+    other = Engine(LARGE, query, OPTIONS, expected_rows=rows)
+    assert rows > 3 or {route.strategy for route in other.routes(batch)} == {Strategy.ROW_TREES}
+    assert_close(found, other.answer(batch))
+
+
+def assert_close(one: Answers, other: Answers) -> None:
+    np.testing.assert_array_equal(one.status, other.status)
+    np.testing.assert_allclose(one.log_value, other.log_value, atol=1e-12)
+    for v, posterior in (one.posteriors or {}).items():
+        np.testing.assert_allclose(posterior, other.posteriors[v], atol=1e-12)
+
+
+def test_many_rows_are_worth_compiling_and_nobody_asks(not_compiled: list[int]) -> None:
+    routes = Engine(LARGE, Query(), OPTIONS, expected_rows=1 << 22).routes(random_batch(LARGE, 300))
+    assert Strategy.ENTRIES not in {route.strategy for route in routes}
+    assert not not_compiled
+
+
+def test_batches_of_a_run_are_told_the_same_and_calls_what_is_there(not_compiled: list[int]) -> None:
+    batch, engine = random_batch(LARGE, 3), Engine(LARGE, Query(), OPTIONS, expected_rows=3)
+    assert engine.routes(batch)[0].strategy is Strategy.ENTRIES
+    not_compiled.append(-1)
+    assert engine.routes(batch)[0].strategy is Strategy.ENTRIES
+    engine.facts.is_lasting = True
+    assert engine.routes(batch)[0].strategy is Strategy.ROW_TREES
+    asked = len(not_compiled)
+    assert engine.routes(random_batch(LARGE, 3, seed=2))[0].strategy is Strategy.ROW_TREES
+    assert len(not_compiled) == asked
+
+
+def test_without_a_cache_nothing_that_is_kept_changes_who_answers(
+    not_compiled: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUNCTOR_CACHE", "off")
+    assert taken(LARGE, random_batch(LARGE, 3), 3) is Strategy.ROW_TREES
+    assert not not_compiled
+
+
+def test_the_first_answers_on_a_machine_compile_nothing(tmp_path: Path) -> None:
+    code = """
+import junctor
+from junctor.model.pumping_station import plant
+from junctor_kernels.cpu.compilation import compilation
+names = [v.name for v in plant().variables]
+rows = {names[3]: [plant().variables[3].states[0]] * 3, names[9]: [None, None, plant().variables[9].states[1]]}
+assert junctor.posteriors(plant(), rows)["status"].to_pylist() == ["ok"] * 3
+assert junctor.most_probable(plant(), rows).num_rows == 3
+print(compilation.functions)
+"""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path), "JUNCTOR_CACHE": ""}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert (done.stdout.split(), done.stderr) == (["0"], "")

@@ -85,7 +85,8 @@ def test_code_of_another_process_is_loaded_without_the_compiler(compiled: Path) 
 def test_a_process_that_compiles_says_so_and_the_next_one_does_not(compiled: Path) -> None:
     code = "import numpy as np\nfrom module import outer\nouter(np.array([1, 8]), (1, 2))"
     assert done(compiled, code).stderr.startswith("junctor: compiling for this machine, once")
-    assert not done(compiled, code).stderr
+    asked = done(compiled, f"{code}\nprint(outer._cache.has_any)")
+    assert (asked.stdout.split(), asked.stderr) == (["True"], "")
 
 
 def test_loaded_code_is_compiled_into_its_callers(compiled: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -19,6 +20,8 @@ def main() -> int:
     parser.add_argument("file", nargs="?", type=Path, default=RECORD, help="that of the project if not given")
     parser.add_argument("--networks", default="*", metavar="PATTERN", help="only networks with such names")
     asked = parser.parse_args()
+    # Whether code is compiled would say who answers rows.
+    os.environ["JUNCTOR_CACHE"] = "off"
     found = routes(asked.networks)
     if asked.what == "record":
         write(found, asked.file)

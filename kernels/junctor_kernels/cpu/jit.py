@@ -155,6 +155,12 @@ class _Loader(FunctionCache):  # type: ignore[misc]
         return self._index_key(signature, context.codegen()) in self._cache_file._load_index()
 
     @property
+    def has_any(self) -> bool:
+        """Whether there is code for any signature on this kind of processor, which may be damaged."""
+        here = cpu_target.target_context.codegen().magic_tuple()
+        return any(key[1] == here for key in self._cache_file._load_index())
+
+    @property
     def turn(self) -> Turn:
         """The turn of this process at compiling the function."""
         return Turn(os.path.join(self.cache_path, f"{self._impl.filename_base}.lock"))
@@ -198,6 +204,11 @@ class _Cache(NullCache):  # type: ignore[misc]
     def has(self, signature: Any, context: Any) -> bool:
         """Return True if there is code for a signature, which may be damaged."""
         return any(files.has(signature, context) for files in (self._files, self._installed) if files is not None)
+
+    @property
+    def has_any(self) -> bool:
+        """Whether there is code for any signature, which may be damaged."""
+        return any(files.has_any for files in (self._files, self._installed) if files is not None)
 
     @property
     def is_under_way(self) -> bool:

@@ -210,6 +210,11 @@ def answer_alone(
         at[FIRST] = end
 
 
+def is_compiled() -> bool:
+    """Return True if this process or the disk has the code of rows with a tree each."""
+    return bool(answer_alone.overloads) or answer_alone._cache.has_any
+
+
 @loops
 def answer_shared(
     factors: Any,

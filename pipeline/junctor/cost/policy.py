@@ -19,3 +19,6 @@ CORES = 0.75
 DISK_BYTE = 1e-9
 # Share of the work of a batch that looking for a better choice may take.
 PLANNING_SHARE = 0.04
+# Seconds of a core that code of trees takes to be compiled, once on a machine: 25 to 60, as machines differ. And calls
+# of few rows, which come again, that NumPy has to answer in less, if it is to answer them before.
+COMPILING, CALLS_BEFORE = 30.0, 100

@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from junctor_kernels.tables.reference import LOG
 
+from junctor.cost import policy
 from junctor.cost.features.plans import plain_seconds
 from junctor.cost.policy import CORES
 from junctor.engine.plan_groups import PatternChoice, PatternPricer, compiled_prices, plain_prices, row_tree_seconds
@@ -32,7 +34,7 @@ from junctor.model.strategies import EXACT, Chosen, NotChosen, Rejected, Strateg
 from junctor.planning.budget import Budget, row_seconds, too_long
 from junctor.planning.shape import Pattern
 from junctor.strategies.chunk_cuts import ChunkCuts
-from junctor.strategies.facts import FEW_ROWS, ON_DEVICES, Facts
+from junctor.strategies.facts import FEW_ROWS, MESSAGES_OF_FACTORS, ON_DEVICES, Facts
 from junctor.strategies.plan_rows import MOST_OPERATIONS, once_seconds, unprepared
 from junctor.strategies.registry import way
 from junctor.strategies.strategy import Allowance, Offer, Route
@@ -46,6 +48,8 @@ LEAST_DECIDED = 256
 NOBODY_LOOKED = Pattern(frozenset(), frozenset())
 # Strategies of plans in one piece.
 PLANNED = (Strategy.ENTRIES, Strategy.CPU_BLOCKS, Strategy.GPU_BLOCKS)
+# Those of cores that have to be compiled, and loaded.
+COMPILED = (Strategy.ROW_TREES, Strategy.CPU_BLOCKS)
 # Share of the time allowed up to which the coarsest forecast of a row will do.
 SURE_SHARE = 0.1
 # What is told of exact answers where nobody asks for them.
@@ -138,6 +142,8 @@ def _exactly(batch: EvidenceBatch, facts: Facts) -> Choice:
         return _with_copies(_forced(found, facts), found, facts, facts.takes_gpu)
     if (few := _as_a_whole(found, facts)) is not None:
         return _with_copies(few, found, facts.without_gpu, False)
+    if (plain := _before_compiling(found, facts)) is not None:
+        return _with_copies(plain, found, facts.without_gpu, False)
     if facts.takes_gpu:
         equal = found
         if batch.equal is None and found.answered_count > MOST_ANSWERED_GPU * len(batch.valid):
@@ -364,7 +370,7 @@ def _whole(batch: EvidenceBatch, facts: Facts) -> tuple[Sequence[PatternGroup] |
     if isinstance(offer, Offer):
         seconds = offer.price.seconds(facts.to_come(batch, len(rows)))
         # Beyond, what loads compiled code may be worth it.
-        if seconds <= facts.figures.loading.trees or facts.are_few(batch):
+        if seconds <= facts.figures.loading.trees or facts.are_few(batch) or seconds <= facts.compiling:
             group = PatternGroup(
                 NOBODY_LOOKED, rows, 0, Strategy.JOINT_TABLE, price=seconds, rejected=_before_loading(facts)
             )
@@ -372,13 +378,40 @@ def _whole(batch: EvidenceBatch, facts: Facts) -> tuple[Sequence[PatternGroup] |
     if not facts.are_few(batch) or (facts.explains and facts.has_joint_table):
         # Of small networks a plan in NumPy explains them, before compiled code is loaded.
         return None, True
-    return _few_on_trees(batch, facts)
+    # Until that code is there, others are looked at.
+    return (None, False) if facts.compiling else _few_on_trees(batch, facts)
+
+
+def _before_compiling(batch: EvidenceBatch, facts: Facts) -> Sequence[PatternGroup] | None:
+    """Return groups with plans in NumPy where code of trees is to be compiled and that takes longer; otherwise None."""
+    few = facts.are_few(batch)
+    # Calls of few rows come again.
+    times = policy.CALLS_BEFORE if few else 1
+    planning, rows = times * facts.planning, facts.to_come(batch, batch.answered_count)
+    least = planning + rows * MESSAGES_OF_FACTORS * facts.entries * facts.figures.numpy.entry
+    # What uses a GPU prepares more than trees; whether they are there is asked last, which loads Numba.
+    if not rows or (facts.takes_gpu and not few) or least > policy.COMPILING or not facts.compiling:
+        return None
+    facts = facts.without_gpu
+    patterns = patterns_of(batch, facts.threads)
+    if len(patterns.counts) > 1:
+        # Not a number where nothing fits in one piece.
+        choice = PatternChoice(patterns, plain_prices(facts), rows=patterns.rows.size)
+        groups, row = choice.groups(), choice.seconds / patterns.rows.size
+    else:
+        groups = [_of_one(patterns)]
+        row = plain_seconds(facts.plan(groups[0].pattern, rows), facts.figures, rows)
+    seconds = planning + times * rows * row * (facts.figures.ratios.numpy_log if facts.ladder[0] is LOG else 1)
+    if not seconds < facts.compiling:
+        return None
+    told = tuple(Rejected(each, "its code is not compiled yet", facts.compiling) for each in COMPILED)
+    return [replace(each, strategy=Strategy.ENTRIES, shared=False, rejected=told) for each in groups]
 
 
 def _before_loading(facts: Facts) -> tuple[Rejected, ...]:
     """Return what few rows of a small network are not worth."""
     told, seconds = "its code takes longer to load than the rows take", facts.figures.loading.trees
-    return tuple(Rejected(each, told, seconds) for each in (Strategy.ROW_TREES, Strategy.CPU_BLOCKS))
+    return tuple(Rejected(each, told, seconds) for each in COMPILED)
 
 
 def _few_on_trees(batch: EvidenceBatch, facts: Facts) -> tuple[Sequence[PatternGroup] | None, bool]:

@@ -72,6 +72,11 @@ class Cache:
         self._warned = False
         self._writes = limit > 0
 
+    @property
+    def is_off(self) -> bool:
+        """Whether nothing is kept, nor found."""
+        return self.limit == 0
+
     def read(self, kind: str, key: str, parse: Callable[[bytes], Content]) -> Content | None:
         """Return what an entry holds, None without one or where it is damaged.
 

@@ -57,10 +57,14 @@ class EntriesRows(Way):
         """By what is faster of the two."""
         plan = facts.plan(group.pattern, uses)
         what = plan, uses, facts.ladder[0], facts.figures
-        compiled = _compiled_seconds(*what) < numpy_seconds(*what)
+        plain, loaded = numpy_seconds(*what), _compiled_seconds(*what)
+        # Asked last: to know whether it is there, Numba has to be loaded.
+        compiled = loaded < plain and loaded + facts.compiling < plain
         route = prepared(self.name, group, uses, facts, room, blocks=False, compiled=compiled)
         assert route.sizes is not None
         reason = "NumPy: too little work for compiled code"
+        if facts.store.compiling:
+            reason = "NumPy: less work than to compile code, once on a machine"
         if route.sizes.entry_threads:
             reason = "compiled where tables are large, over entries: too few rows for blocks"
         return replace(route, reason=facts.reason(self.name, reason))

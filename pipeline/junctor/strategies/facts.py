@@ -19,6 +19,7 @@ from junctor.backends.joint_table import JointTable, has_joint_table
 from junctor.backends.number_formats import chunk_ladder_of, ladder_of
 from junctor.backends.plan_memory import PlanMemory
 from junctor.backends.prepared_plans import kept_plan
+from junctor.cost import policy
 from junctor.cost.dataset import MeasuredDevice
 from junctor.cost.figures import Figures, GpuHostFigures
 from junctor.cost.model import CostModel, CostModels, cpu_name, gpu_prices, local_cost_models
@@ -33,6 +34,7 @@ from junctor.model.strategies import Strategy
 from junctor.planning.budget import FOREVER
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern, Shape, shape_of
+from junctor.runtime.cache import user_cache
 from junctor.runtime.devices import gpu_at_hand, has_gpu
 from junctor.runtime.gc_pause import collector_paused
 from junctor.runtime.machine import allowed_memory, spill_folder, usable_cores
@@ -76,6 +78,7 @@ FEW_ROWS = 64
 class PlanStore:
     """What facts of one network and query share: plans, their memory, and what is known of patterns.
 
+    compiling: seconds until code of trees is compiled, 0 where it is there, None before anybody asks.
     budget: of exact answers where rows beyond it are sampled, None before anybody asks.
     budget_file: where the first who comes writes it.
     lock: of whoever plans or looks something up; a thread may choose groups while another one answers.
@@ -87,6 +90,7 @@ class PlanStore:
     searched: dict[tuple[object, ...], ChunkRoute] = field(default_factory=dict)
     row_engines: dict[tuple[int, int], RowEngine] = field(default_factory=dict)
     works: dict[Pattern, RowWork] = field(default_factory=dict)
+    compiling: float | None = None
     budget: ExactBudget | None = None
     budget_file: AnyPath | None = None
     lock: AbstractContextManager[Any] = field(default_factory=RLock)
@@ -219,6 +223,17 @@ class Facts:
     def figures(self) -> Figures:
         """What choices weigh: figures of this machine's CPU, or of another one."""
         return self.cpu_costs.figures
+
+    @property
+    def compiling(self) -> float:
+        """Seconds until code of trees is compiled, 0 where it is there, or nothing that is kept changes a choice.
+
+        All batches of a run are told the same; calls are asked for again until code is there, which the next ones use.
+        """
+        known = self.store.compiling
+        if known is None or (known and self.is_lasting):
+            known = self.store.compiling = 0.0 if user_cache().is_off or _is_compiled() else policy.COMPILING
+        return known
 
     @cached_property
     def gpu_host(self) -> GpuHostFigures:
@@ -403,6 +418,13 @@ class Facts:
         """Return the work of a pattern's row tree; kept, because forecast, run and next batch ask for much the same."""
         works = self.store.works
         return cached(works, pattern, KEPT_WORK, lambda: self.row_engine.work(pattern.sliced, pattern.weighted))
+
+
+def _is_compiled() -> bool:
+    # Imported here: Numba takes a second to load, and small networks do without.
+    from junctor_kernels.row_trees.queue import is_compiled
+
+    return is_compiled()
 
 
 def _sampler(network: Network, query: Query, options: ComputeOptions) -> SamplingEngine | BoundedEngine:
