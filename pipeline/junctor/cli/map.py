@@ -34,8 +34,8 @@ def propose_mapping(
 ) -> None:
     """Propose a mapping file for EVIDENCE, and show how much of each column it covers.
 
-    Names are matched exactly, then without case and signs, then by likeness; numbers go into bins where the states of
-    NETWORK look like intervals. Check it, then give it to --mapping.
+    Names are matched exactly, then without case, signs and units, by words, by likeness; numbers go into bins where the
+    states of NETWORK look like intervals or have an order. Check it, then give it to --mapping.
     """
     from dataclasses import asdict
 

@@ -385,12 +385,14 @@ def _whole(batch: EvidenceBatch, facts: Facts) -> tuple[Sequence[PatternGroup] |
 def _before_compiling(batch: EvidenceBatch, facts: Facts) -> Sequence[PatternGroup] | None:
     """Return groups with plans in NumPy where code of trees is to be compiled and that takes longer; otherwise None."""
     few = facts.are_few(batch)
+    if not batch.answered_count:
+        return None
     # Calls of few rows come again.
     times = policy.CALLS_BEFORE if few else 1
     planning, rows = times * facts.planning, facts.to_come(batch, batch.answered_count)
     least = planning + rows * MESSAGES_OF_FACTORS * facts.entries * facts.figures.numpy.entry
     # What uses a GPU prepares more than trees; whether they are there is asked last, which loads Numba.
-    if not rows or (facts.takes_gpu and not few) or least > policy.COMPILING or not facts.compiling:
+    if (facts.takes_gpu and not few) or least > policy.COMPILING or not facts.compiling:
         return None
     facts = facts.without_gpu
     patterns = patterns_of(batch, facts.threads)

@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Unpack
@@ -26,6 +26,7 @@ from junctor.evidence.columns import encode_binned, encode_states, is_number, pl
 from junctor.evidence.files import checked_format, checked_separator, format_of, input_files, reading_errors_for
 from junctor.evidence.layout import CASE_IDS, Column, read_layout
 from junctor.evidence.mapping import EvidenceMapping, MappedCells, cells_of, read_mapping, toml_key
+from junctor.evidence.ordered import in_order, informative_edges, quantile_edges
 from junctor.evidence.pipes import spooled
 from junctor.evidence.read import names_of_columns, open_table
 from junctor.evidence.states import ANY_NUMBER, UNKNOWN, StateCells, with_point
@@ -53,6 +54,14 @@ _RANGE = re.compile(rf"([\[(])?\s*({_NUMBER}|-?inf)\s*(?:-|–|\.\.|,|;|_|to)\s*
 _BOUND = re.compile(rf"(<=|>=|<|>|≤|≥)\s*({_NUMBER})", re.ASCII)
 _OPEN = re.compile(rf"({_NUMBER})\s*\+", re.ASCII)
 _SINGLE = re.compile(_NUMBER, re.ASCII)
+# What stands behind a name: `Age (years)`, `age [a]`, `weight, kg`, `height in cm`, `age_years`.
+_UNIT = re.compile(
+    r"\s*(?:\([^()]*\)|\[[^\[\]]*\]|\{[^{}]*\}|,\s*\S+|\s+in\s+\S+)\s*$"
+    r"|[\s_.-]+(?:years?|yrs?|months?|weeks?|days?|hours?|minutes?|seconds?|kg|g|mg|cm|mm|km|m|pct|percent|%|usd|eur)\s*$",
+    re.IGNORECASE,
+)
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_a-zA-Z]+")
+_BOUND_UNIT = re.compile(r"(?<=[\d.+)\]])\s*(?:[A-Za-zµ°€$%][\w/%°³²]*)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +70,7 @@ class Coverage:
 
     column: its name.
     variable: that it is read as; empty if it is left out.
-    how: exact, case, nearest, case id, likelihood or ignored.
+    how: exact, case, unit, words, nearest, case id, likelihood or ignored.
     rows, known, missing: of all cells, those that are a state, and those that are empty or mean missing.
     unknown: the most common of the others, with their numbers.
     """
@@ -109,7 +118,7 @@ class Proposal:
                 lines += [f"# {told.known:,} of {told.rows:,} cells are states, {told.missing:,} are missing"]
             for key, value in entry.items():
                 if key != "states":
-                    lines.append(f"{key} = {_toml(value)}")
+                    lines.append(f"{key} = {_toml(value)}" + "  # guess" * ((name, key) in self.guesses))
             if states := entry.get("states"):
                 lines.append(f"[variables.{toml_key(name)}.states]")
                 lines += [self._line(name, text, state) for text, state in states.items()]
@@ -154,15 +163,24 @@ def propose(
         content["ignore"] = ignored
     if renamed:
         content["columns"] = renamed
-    guesses = {("columns", name) for name in renamed if how[name] == "nearest"}
+    guesses = {("columns", name) for name in renamed if how[name] in ("unit", "words", "nearest")}
     columns = _state_columns(first, network, read_mapping(content, network), case_id)
+    told_about = None if options["target"] is None else _target_column(options["target"], network, columns)
     seen = {column.position: _Cells() for column in columns}
     for at, array in _arrays(tables, columns):
         seen[at].add(array)
     variables: dict[str, Any] = {}
     for column in columns:
-        variable = network.variables[column.variable]
-        entry, likely = _entry(variable, seen[column.position], is_number(first.schema.types[column.position]))
+        variable, cells = network.variables[column.variable], seen[column.position]
+        entry, likely = _entry(variable, cells, is_number(first.schema.types[column.position]))
+        if "edges" not in entry and (ordered := in_order(variable.states)) and cells.are_no_states(variable):
+            if told_about is None or told_about == column:
+                edges = quantile_edges(cells.numbers(), len(ordered))
+            else:
+                edges = informative_edges(_pairs(tables, column, told_about), len(ordered))
+            if edges is not None:
+                entry = {"edges": edges, "labels": ordered, **entry}
+                likely.append("edges")
         if entry:
             variables[variable.name] = entry
             guesses |= {(variable.name, text) for text in likely}
@@ -177,6 +195,15 @@ def propose(
     there = {network.index[target] for target in targets.values() if target in network.index}
     unobserved = [each.name for v, each in enumerate(network.variables) if v not in there]
     return Proposal(content, tuple(facts), frozenset(guesses), tuple(unobserved))
+
+
+def _target_column(name: str, network: Network, columns: Sequence[Column]) -> Column:
+    """Return the column of the variable that bins are to tell about; raises EvidenceError where there is none."""
+    v = network.find(name)
+    found = next((column for column in columns if column.variable == v), None)
+    if found is None:
+        raise EvidenceError(f"no column is read as {name!r}, which bins were to tell about (--target)")
+    return found
 
 
 def intervals(states: Sequence[str]) -> tuple[list[float], list[str]] | None:
@@ -239,7 +266,9 @@ def _interval(name: str) -> _Interval | None:
         return _Interval(float(match[1]), math.inf)
     if _SINGLE.fullmatch(name) and float(name).is_integer():
         return _Interval(float(name), float(name), plain=True)
-    return None
+    # `18-65 years`, once it is not `1e3`.
+    without = _BOUND_UNIT.sub("", name)
+    return _interval(without) if without != name else None
 
 
 def _match_columns(
@@ -264,6 +293,10 @@ def _match_columns(
     free = [variable.name for variable in network.public if variable.name not in targets.values()]
     for name, target in _same_keys([name for name in names if name not in targets], free).items():
         take(name, target, "case")
+    for way, parts in (("unit", _without_unit), ("words", _words)):
+        free = [name for name in free if name not in targets.values()]
+        for name, target in _same_parts([name for name in names if name not in targets], free, parts).items():
+            take(name, target, way)
     free = [name for name in free if name not in targets.values()]
     for name, target in _nearest_pairs([name for name in names if name not in targets], free, LIKE_COLUMNS):
         take(name, target, "nearest")
@@ -278,6 +311,29 @@ def _same_keys(names: Sequence[str], known: Sequence[str]) -> dict[str, str]:
     ours, theirs = Counter(map(_folded, names)), Counter(map(_folded, known))
     by_key = {_folded(name): name for name in known}
     return {n: by_key[k] for n in names if (k := _folded(n)) and ours[k] == 1 and theirs[k] == 1}
+
+
+def _without_unit(name: str) -> frozenset[str]:
+    """Return the name without brackets and a unit at its end, as the only part of it."""
+    return frozenset([_folded(_UNIT.sub("", name))])
+
+
+def _words(name: str) -> frozenset[str]:
+    """Return the words of a name, of any way to write several in one."""
+    return frozenset(word.casefold() for word in _WORD.findall(_UNIT.sub("", name)))
+
+
+def _same_parts(names: Sequence[str], known: Sequence[str], parts: Callable[[str], frozenset[str]]) -> dict[str, str]:
+    """Return pairs of names of which one has all parts of the other, and that pair with nothing else."""
+    ours, theirs = ({name: parts(name) for name in some} for some in (names, known))
+    with_part: dict[str, list[str]] = {}
+    for name, its in theirs.items():
+        for part in its:
+            with_part.setdefault(part, []).append(name)
+    near = {(n, k) for n, its in ours.items() for part in its for k in with_part.get(part, ())}
+    pairs = sorted((n, k) for n, k in near if ours[n] <= theirs[k] or theirs[k] <= ours[n])
+    alone = [Counter(pair[side] for pair in pairs) for side in (0, 1)]
+    return {name: target for name, target in pairs if alone[0][name] == 1 == alone[1][target]}
 
 
 def _nearest_pairs(names: Sequence[str], known: Sequence[str], cutoff: float) -> Iterator[tuple[str, str]]:
@@ -323,6 +379,29 @@ def _arrays(tables: Sequence[ColumnTable], columns: Sequence[Column]) -> Iterato
                     yield column.position, batch.column(at)
 
 
+def _pairs(tables: Sequence[ColumnTable], column: Column, target: Column) -> Counter[tuple[float, str]]:
+    """Return how often each number of a column occurs together with each cell of another one."""
+    names, found = tables[0].schema.names, Counter[tuple[float, str]]()
+    for table in tables:
+        there = table.schema.names
+        if not {names[column.position], names[target.position]} <= set(there):
+            continue
+        with reading_errors_for(table.path):
+            for batch in table.batches([there.index(names[each.position]) for each in (column, target)]):
+                cells, targets = (plain_cells(batch.column(at)).to_pylist() for at in (0, 1))
+                for cell, word in zip(cells, targets, strict=True):
+                    text = "" if word is None else str(word).strip()
+                    if (number := _number(cell)) is not None and text and text.casefold() not in _MISSING:
+                        found[number, text] += 1
+    return found
+
+
+def _number(cell: Any) -> float | None:
+    """Return the number that a cell is, None for text, nothing and NaN."""
+    text = "" if cell is None else with_point(str(cell).strip())
+    return float(text) if _SINGLE.fullmatch(text) else None
+
+
 @dataclass(slots=True)
 class _Cells:
     """Cells of a column: how often each occurs, of so many different ones, and how many are numbers."""
@@ -333,6 +412,20 @@ class _Cells:
         for pair in pc.value_counts(plain_cells(array)).to_pylist():
             if pair["values"] is not None and (pair["values"] in self.counts or len(self.counts) < MOST_CELLS):
                 self.counts[pair["values"]] += pair["counts"]
+
+    def numbers(self) -> Counter[float]:
+        """Return how often each number occurs."""
+        found = Counter[float]()
+        for cell, count in self.counts.items():
+            if (number := _number(cell)) is not None:
+                found[number] += count
+        return found
+
+    def are_no_states(self, variable: Variable) -> bool:
+        """Return True if most cells are numbers that are neither names nor indices of states."""
+        reader = StateCells(variable)
+        others = sum(n for cell, n in self.counts.items() if _number(cell) is not None and reader.code(cell) == UNKNOWN)
+        return 2 * others > sum(n for cell, n in self.counts.items() if str(cell).strip())
 
     @property
     def are_numbers(self) -> bool:

@@ -1068,6 +1068,17 @@ class ReadingOptions(TableOptions, FormatOptions, SeparatorOptions, total=False)
 class ProposalOptions(CaseIdOptions, FormatOptions, SeparatorOptions, total=False):
     """How files of evidence are read for a mapping."""
 
+    target: Annotated[
+        str | None,
+        Option(
+            None,
+            "Variable that bins are to tell most about; without one, bins have about as many rows each.",
+            QUESTION,
+            "variable that bins are to tell most about, None for bins of about as many rows each.",
+            metavar="VARIABLE",
+        ),
+    ]
+
 
 class ExplanationOptions(RowResources, EvidenceOptions, HidingOptions, total=False):
     """Keywords of `most_probable`."""
