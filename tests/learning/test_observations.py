@@ -21,6 +21,8 @@ from junctor.learning.observations import Observations, gather, observe, split_r
 from junctor.model.errors import BudgetError, EvidenceError, ModelError
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
+from junctor_kernels.row_trees import components as split
+from junctor_kernels.row_trees import counts as kernel
 
 Floats = npt.NDArray[np.float64]
 
@@ -139,6 +141,30 @@ def test_complete_rows_are_counted_plainly() -> None:
         np.add.at(table, tuple(batch.states[v] for v in factor.scope), 1.0)
         np.testing.assert_array_equal(counts[place : place + table.size], table.ravel())
         place += table.size
+
+
+@pytest.mark.parametrize("zeros", [0.0, 0.3])
+def test_complete_rows_need_no_compiled_code_and_are_the_same_to_the_bit(
+    zeros: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three pieces, with weights of 0, and rows with a gap that have none; other weights are counted as others."""
+    network = generate.layered(3, 3, states=(2, 3), zeros=zeros, seed=4)
+    batch, rng = sampled(network, 300, 0.0, 6), np.random.default_rng(1)
+    weights = rng.integers(0, 5, 300).astype(float)
+    batch.states[0][weights == 0] = -1
+    values = values_of(network)
+    monkeypatch.setattr(observations, "PIECE_ROWS", 100)
+    with monkeypatch.context() as patch:
+        patch.setattr(observations, "_are_plain", lambda *_: False)
+        compiled = bytes_of(observe(network, [batch, batch], [weights, weights]), values)
+    with monkeypatch.context() as patch:
+        for module, name in ((split, "split"), (split, "merge"), (kernel, "add_sums"), (kernel, "count")):
+            patch.setattr(module, name, None)
+        assert bytes_of(observe(network, [batch, batch], [weights, weights]), values) == compiled
+        for other in (weights + 0.5, weights * 2.0**53):
+            with pytest.raises(TypeError, match="'NoneType' object is not callable"):
+                observe(network, [batch], [other])
+    assert observe(network, [batch], [weights * 0.3]).weight == pytest.approx(weights.sum() * 0.3)
 
 
 def test_other_numbers_than_those_of_the_network() -> None:

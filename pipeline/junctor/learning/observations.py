@@ -43,6 +43,8 @@ ROUNDING = 1e-9
 ROOM = 1 << 10
 # Entries of tables and likelihoods together, which have 32-bit numbers.
 MOST_ENTRIES = (1 << 31) - 1
+# Sums of whole numbers up to here are exact.
+MOST_WHOLE = 1 << 53
 # Initial entries of messages.
 ARENA_ENTRIES = 1 << 12
 
@@ -176,7 +178,7 @@ def gather(network: Network, splits: Iterable[SplitRows], options: ComputeOption
         rows, taken = rows + part.rows, taken + part.taken
         weights.append(part.weight)
         scales.append(part.scale)
-        kernel.add_sums(part.complete, complete)
+        _add_sums(part.complete, complete)
         store = _merged(likelihoods.renumbered(part, given), store, network)
         # While it grows there are two of them.
         if (needed := 2 * sum(array.nbytes for array in store) + likelihoods.nbytes) > allowed:
@@ -260,6 +262,23 @@ def _scales(soft: SoftEvidence) -> Floats:
     return np.where(smallest / largest > np.finfo(float).tiny, largest, 1.0)
 
 
+def _are_plain(states: npt.NDArray[np.int32], weights: Floats) -> bool:
+    """Return True for rows without gaps whose weights are whole: NumPy counts them to the same bit, uncompiled."""
+    there = weights > 0
+    is_whole = (weights == np.floor(weights)).all() and weights.sum() < MOST_WHOLE
+    return bool(is_whole and (states[there] >= 0).all())
+
+
+def _add_sums(source: Floats, into: Floats) -> None:
+    """Add sums to others, float64 [entries, 2], as `kernel.add_sums`, which would have to be compiled."""
+    for value in source.T:
+        before = into[:, split.SUM].copy()
+        total = before + value
+        larger = np.abs(before) >= np.abs(value)
+        into[:, split.LOST] += np.where(larger, (before - total) + value, (value - total) + before)
+        into[:, split.SUM] = total
+
+
 class _Splitting:
     """Splits the rows of a batch, piece by piece."""
 
@@ -286,7 +305,7 @@ class _Splitting:
             some = pieces[first : first + 2 * threads]
             for part, counts in in_threads(lambda piece, _: self._piece(weights, marks, piece), some, threads):
                 store = _merged(part, store, self._network)
-                kernel.add_sums(counts, complete)
+                _add_sums(counts, complete)
         impossible = np.flatnonzero(marks)
         weights[impossible] = 0.0
         # What was taken from the logarithms.
@@ -323,6 +342,9 @@ class _Splitting:
         self, states: npt.NDArray[np.int32], soft: npt.NDArray[np.int32], weights: Floats
     ) -> tuple[split.Store, Floats]:
         store, complete = _empty(self._network), np.zeros((len(self._values), 2))
+        if _are_plain(states, weights):
+            self._count_plainly(states[weights > 0], weights[weights > 0], complete)
+            return store, complete
         work = split.splitting(len(self._network.variables), len(self._network.factors))
         row = 0
         while True:
@@ -330,6 +352,14 @@ class _Splitting:
             if row == split.DONE:
                 return store, complete
             store = _merged(store, _larger(store, self._network), self._network)
+
+    def _count_plainly(self, states: npt.NDArray[np.int32], weights: Floats, complete: Floats) -> None:
+        """Add up the rows of each entry of each family."""
+        families = self._families
+        for factor, (begin, end) in enumerate(pairwise(families.places.tolist())):
+            own = slice(families.starts[factor], families.starts[factor + 1])
+            entries = states[:, families.scopes[own]] @ families.strides[own]
+            complete[begin:end, split.SUM] = np.bincount(entries, weights, end - begin)
 
     def _impossible_of(self, store: split.Store) -> npt.NDArray[np.bool_]:
         """Return which components have probability 0; sums of ones do not underflow."""
@@ -521,6 +551,8 @@ def _larger(store: split.Store, network: Network) -> split.Store:
 
 def _merged(source: split.Store, into: split.Store, network: Network) -> split.Store:
     """Return a store with the components of two, those of `into` first: `into` itself, or a larger one."""
+    if not source.counts[split.COMPONENTS]:
+        return into
     at = split.merge(source, 0, into)
     while at != split.DONE:
         # The other one first, so that numbers are those of one large store.
