@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -13,11 +14,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import junctor
+import junctor.cli as cli
 import pyarrow as pa
 import pytest
 from helpers.command_line import junctor_cli
 from helpers.engine_cases import complete
-from helpers.files import ASIA
+from helpers.files import ASIA, ROOT
 from helpers.signals import COMMAND, hear_ctrl_c
 from junctor.cli import prefect_server
 from junctor.cli.display import duration
@@ -26,6 +28,7 @@ from junctor.evidence.delimited import DelimitedTable
 from junctor.generate import evidence_batches, grid, random_network
 from junctor.model.errors import InputError
 from pyarrow import parquet
+from typer.main import get_command
 from typer.testing import Result
 
 
@@ -490,11 +493,43 @@ def test_errors_keep_their_codes_where_nobody_reads() -> None:
 
 
 def test_version_and_help() -> None:
-    assert junctor_cli("--version").stdout == f"junctor {junctor.__version__}\n"
+    for flag in ("--version", "-V"):
+        assert junctor_cli(flag).stdout == f"junctor {junctor.__version__}\n"
     text = junctor_cli("--help").stdout
-    for command in ("run", "inspect", "convert", "validate", "demo"):
-        assert command in text
-        assert junctor_cli(command, "--help").exit_code == 0
+    panels = [line.split()[1] for line in text.splitlines() if line.startswith("╭")]
+    assert panels == ["Options", "Answer", "Look", "Learn", "Sequences", "Cliques", "Schedule", "Machine"]
+    assert all(f"│ {command} " in text for command in cli._COMMANDS)
+
+
+@pytest.mark.parametrize("name", cli._COMMANDS)
+def test_help_ends_with_an_example_that_is_understood_and_a_page(name: str) -> None:
+    row, text = cli._COMMANDS[name], junctor_cli(name, "--help").stdout
+    assert "<bool>" not in text
+    example = f"Example: junctor {name} {row.example}".strip()
+    assert " ".join(text.split()).endswith(f"{example} More: docs/{row.page}")
+    assert (ROOT / "docs" / row.page).is_file()
+    command: Any = get_command(cli.app_for(name)).commands[name]  # type: ignore[attr-defined]
+    words = shlex.split(row.example)
+    if name == "deploy":
+        command, words = command.commands[words[0]], words[1:]
+    assert command.make_context(name, words).args == []
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("junctor le", {"learn", "learn-chain"}),
+        ("junctor learn", {"learn", "learn-chain"}),
+        ("junctor learn-chain --case", {"--case-id"}),
+        ("junctor run --precision s", {"single"}),
+        ("junctor deploy vi", {"viterbi"}),
+    ],
+)
+def test_a_shell_completes_commands_options_and_choices(words: str, found: set[str]) -> None:
+    asked = {"_JUNCTOR_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    program = [COMMAND[0], "-c", "import sys; sys.argv = ['junctor']; from junctor.cli import main; main()"]
+    done = subprocess.run(program, env={**os.environ, **asked}, check=False, capture_output=True, text=True)
+    assert (set(done.stdout.split()), done.stderr) == (found, "")
 
 
 def test_the_options_of_a_run_are_in_panels() -> None:

@@ -121,9 +121,8 @@ def test_commands_name_no_option_of_the_table_again() -> None:
     known = {name for group in groups for name in options_of(group)}
     assert len(known) > 60
     found = set()
-    for command, place in cli._COMMANDS.items():
-        module, name = place.split(".")
-        function = inspect.unwrap(getattr(import_module(f"junctor.cli.{module}"), name))
+    for command, row in cli._COMMANDS.items():
+        function = inspect.unwrap(getattr(import_module(row.module), row.place.rpartition(".")[2]))
         if inspect.isfunction(function):
             own = inspect.getfullargspec(function)
             found |= {(command, each) for each in (*own.args, *own.kwonlyargs) if each in known}
@@ -168,4 +167,6 @@ def test_a_name_means_one_option() -> None:
 
     shared = options_of(RunOptions).keys() & options_of(ViterbiOptions).keys() - {"case_id", "strict"}
     assert all(options_of(RunOptions)[name] == options_of(ViterbiOptions)[name] for name in shared)
-    assert {n for n, row in options_of(RunOptions).items() if row.is_setting} == options_of(Settings).keys() - {"cache"}
+    # Where the environment says it, no command asks.
+    settings = options_of(Settings).keys() - {"cache", "quiet"}
+    assert {n for n, row in options_of(RunOptions).items() if row.is_setting} == settings

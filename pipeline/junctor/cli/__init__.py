@@ -5,11 +5,12 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import re
 import sys
 import threading
 from contextlib import suppress
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -20,34 +21,63 @@ from junctor.cli.signals import end_on_sigterm
 # Objects between two searches for garbage: more than the start of a run makes. Hardly any of them is garbage that waits
 # for a search, 2,000 of 240,000 in a run of munin2, with 30 partitions as with one.
 COLLECTED_OBJECTS = 300_000
-# Where each command is, in the order in which help shows them: with all of them loads as much again as one takes.
+
+
+class _Command(NamedTuple):
+    """A command.
+
+    place: module and function.
+    panel: of the help of all commands.
+    example: the words after its name, on files of the repository.
+    page: of the documentation.
+    """
+
+    place: str
+    panel: str
+    example: str
+    page: str
+
+    @property
+    def module(self) -> str:
+        """Where its function is."""
+        return f"junctor.cli.{self.place.partition('.')[0]}"
+
+
+# Of the repository.
+DOCS = "docs"
+ANSWER, LOOK, LEARN, SEQUENCES = "Answer", "Look", "Learn", "Sequences"
+CLIQUES, SCHEDULE, MACHINE = "Cliques", "Schedule", "Machine"
+_PATIENTS = "data/asia.bif data/patients.csv"
+# In the order in which help shows them; one at a time, because all of them load as much again as one takes.
 _COMMANDS = {
-    "run": "run.run",
-    "ingest": "ingest.ingest",
-    "report": "report.report",
-    "finalise": "finalise.finalise",
-    "status": "status.status",
-    "verify": "verify.verify",
-    "serve": "serve.serve",
-    "inspect": "inspect.inspect",
-    "convert": "convert.convert",
-    "validate": "validate.validate",
-    "compare": "compare.compare",
-    "sample": "sample.sample",
-    "draw": "draw.draw",
-    "learn": "learn.learn",
-    "counts": "counts.counts",
-    "calibrate": "cliques.calibrate",
-    "ask": "cliques.ask",
-    "joint": "cliques.joint",
-    "viterbi": "viterbi.viterbi",
-    "learn-chain": "learn_chain.learn_chain",
-    "tune": "tune.tune",
-    "warmup": "warmup.warmup",
-    "cache": "cache.cache",
-    "demo": "demo.demo",
-    "map": "map.propose_mapping",
-    "deploy": "deploy.app",
+    "run": _Command("run.run", ANSWER, f"{_PATIENTS} -o answers", "running.md"),
+    "joint": _Command("cliques.joint", ANSWER, "data/asia.bif lung,bronc --given smoke=yes", "memory.md"),
+    "map": _Command("map.propose_mapping", ANSWER, f"{_PATIENTS} -o map.toml", "mapping.md"),
+    "ingest": _Command("ingest.ingest", ANSWER, f"{_PATIENTS} -o dataset", "running.md"),
+    "finalise": _Command("finalise.finalise", ANSWER, "answers", "array_jobs.md"),
+    "demo": _Command("demo.demo", ANSWER, "--rows 1000 --no-prefect", "quick_start.md"),
+    "inspect": _Command("inspect.inspect", LOOK, _PATIENTS, "forecasts.md"),
+    "validate": _Command("validate.validate", LOOK, _PATIENTS, "networks.md"),
+    "convert": _Command("convert.convert", LOOK, "data/asia.bif asia.xdsl", "networks.md"),
+    "compare": _Command("compare.compare", LOOK, "data/asia.bif fitted.bif", "networks.md"),
+    "sample": _Command("sample.sample", LOOK, "data/asia.bif -n 1000 -o rows.csv", "evidence.md"),
+    "draw": _Command("draw.draw", LOOK, "data/asia.bif -o asia.svg", "quick_start.md"),
+    "status": _Command("status.status", LOOK, "answers", "increments.md"),
+    "report": _Command("report.report", LOOK, "answers", "reports.md"),
+    "verify": _Command("verify.verify", LOOK, "answers", "faults.md"),
+    "learn": _Command("learn.learn", LEARN, f"{_PATIENTS} -o fitted.bif", "learning.md"),
+    "counts": _Command("counts.counts", LEARN, f"{_PATIENTS} -o counts.parquet", "learning.md"),
+    "viterbi": _Command("viterbi.viterbi", SEQUENCES, "model.json sequences.parquet -o paths", "hmm.md"),
+    "learn-chain": _Command(
+        "learn_chain.learn_chain", SEQUENCES, "model.json steps.csv --case-id who -o fitted.json", "hmm.md"
+    ),
+    "calibrate": _Command("cliques.calibrate", CLIQUES, "data/asia.bif --keep-cliques cliques", "memory.md"),
+    "ask": _Command("cliques.ask", CLIQUES, "cliques lung bronc", "memory.md"),
+    "deploy": _Command("deploy.app", SCHEDULE, f"run {_PATIENTS} -o answers --cron '0 5 * * *'", "scheduling.md"),
+    "serve": _Command("serve.serve", SCHEDULE, "", "scheduling.md"),
+    "warmup": _Command("warmup.warmup", MACHINE, "", "running.md"),
+    "tune": _Command("tune.tune", MACHINE, "", "forecasts.md"),
+    "cache": _Command("cache.cache", MACHINE, "--clear", "running.md"),
 }
 
 
@@ -61,7 +91,7 @@ def _show_version(asked: bool) -> None:
 
 def _about(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_show_version)
+        bool, typer.Option("--version", "-V", help="Print the version and exit.", is_eager=True, callback=_show_version)
     ] = False,
 ) -> None:
     """Exact answers from discrete Bayesian and Markov networks for whole tables of evidence at once."""
@@ -76,7 +106,7 @@ def main() -> None:
     end_on_lost_output()
     end_on_sigterm()
     try:
-        app_for(sys.argv[1] if len(sys.argv) > 1 else "")()
+        app_for(_word())()
     except SystemExit as end:
         if isinstance(end.code, int | None):
             _leave(end.code or 0)
@@ -100,7 +130,6 @@ def app_for(word: str = "") -> typer.Typer:
     app = typer.Typer(
         cls=Commands,
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode="markdown",
         help=_about.__doc__,
@@ -108,10 +137,22 @@ def app_for(word: str = "") -> typer.Typer:
     )
     app.callback()(_about)
     for name in [word] if word in _COMMANDS else _COMMANDS:
-        module, what = _COMMANDS[name].split(".")
-        command = getattr(import_module(f"junctor.cli.{module}"), what)
+        row = _COMMANDS[name]
+        command = getattr(import_module(row.module), row.place.rpartition(".")[2])
+        epilog = f"Example: `{f'junctor {name} {row.example}'.strip()}`\n\nMore: {DOCS}/{row.page}"
         if isinstance(command, typer.Typer):
-            app.add_typer(command, name=name)
+            app.add_typer(command, name=name, rich_help_panel=row.panel, epilog=epilog)
         else:
-            app.command(name)(command)
+            app.command(name, rich_help_panel=row.panel, epilog=epilog)(command)
     return app
+
+
+def _word() -> str:
+    """Return the name of the command, where it is known: of the command line, or of one that a shell completes."""
+    line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")
+    if "_JUNCTOR_COMPLETE" in os.environ:
+        # The last word is that which is completed.
+        words = re.split(r"\s", line)[:-1]
+    else:
+        words = sys.argv
+    return words[1] if len(words) > 1 else ""

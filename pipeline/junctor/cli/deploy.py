@@ -145,4 +145,4 @@ def _as_command(command: str) -> Callable[..., None]:
 
 
 for _each in _COMMANDS:
-    app.command(_each)(_as_command(_each))
+    app.command(_each, epilog="More: docs/scheduling.md")(_as_command(_each))
