@@ -218,7 +218,7 @@ def test_refusals_of_the_command_line(tmp_path: Path) -> None:
         (["-o", str(tmp_path / "rows.txt")], 3, "expected a file .parquet or .csv"),
         (["-o", str(evidence), "--evidence", str(evidence)], 3, "of the same command"),
         (["-o", str(tmp_path / "rows.csv"), "-n", "0"], 2, "0 is not in the range x>=1"),
-        (["-o", str(tmp_path / "rows.csv"), "--evidence", str(evidence), "--memory", "100"], 5, "(--memory)"),
+        (["-o", str(tmp_path / "rows.csv"), "--evidence", str(evidence), "--memory", "100B"], 5, "(--memory)"),
     ):
         made = junctor_cli("sample", ASIA, *args)
         assert (made.exit_code, said in made.stderr) == (code, True), made.output

@@ -70,7 +70,7 @@ def test_what_is_done_for_the_memory_is_told(tmp_path: Path, monkeypatch: pytest
     path, rows, output = tmp_path / "grid.uai", tmp_path / "rows.csv", tmp_path / "out"
     write_network(grid(12, 12, states=2, seed=1), path)
     rows.write_text("0\n1\n")
-    limits = ["--device", "cpu", "--memory", "610KB", "--disk", "1"]
+    limits = ["--device", "cpu", "--memory", "610KB", "--disk", "1B"]
     inspected = junctor_cli("inspect", str(path), str(rows), *limits)
     # Of the plan without evidence, then of the row.
     *_, made = re.findall(r"for the memory    (\d+ messages made again, .* x the operations)\n", inspected.stdout)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from junctor.generate import grid
 from junctor.model.errors import BudgetError
 from junctor.planning import elimination
-from junctor.planning.budget import format_bytes, parse_bytes
+from junctor.planning.budget import format_bytes, parse_bytes, parse_told_bytes
 from junctor.planning.chunk_search import candidates
 from junctor.planning.compile import Problem, compile_plan
 from junctor.planning.elimination import (
@@ -242,6 +242,15 @@ def test_sizes_are_read(text: str, size: int) -> None:
 def test_bad_sizes_are_refused(text: str) -> None:
     with pytest.raises(BudgetError, match="expected"):
         parse_bytes(text)
+
+
+@pytest.mark.parametrize("text", ["4", " 16 ", "512", "1.5"])
+def test_few_bytes_have_a_unit(text: str) -> None:
+    with pytest.raises(BudgetError, match=f"found the size '{text}', .* was {text.strip()}GiB meant"):
+        parse_told_bytes(text)
+    # A program may count bytes.
+    assert parse_bytes(text) == parse_told_bytes(f"{text.strip()}B") == int(float(text))
+    assert parse_told_bytes("1000") == 1000
 
 
 def test_bytes_are_written_for_people() -> None:

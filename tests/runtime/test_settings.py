@@ -46,7 +46,8 @@ def test_texts_of_the_environment(text: str, expected: int | None, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("WORKERS", "-1"), ("MEMORY", "lots"), ("DEVICE", "tpu"), ("PREFECT", "perhaps")]
+    ("name", "text"),
+    [("WORKERS", "-1"), ("MEMORY", "lots"), ("DEVICE", "tpu"), ("PREFECT", "perhaps"), ("DISK", "200")],
 )
 def test_bad_texts_of_the_environment_are_refused(name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"JUNCTOR_{name}", text)

@@ -18,7 +18,7 @@ from junctor.cli.lines import LogFormat, set_log_format
 from junctor.model import option_table as table
 from junctor.model.errors import InputError, JunctorError
 from junctor.model.option_table import DISPLAY, Option, group_of, options_of, type_of
-from junctor.planning.budget import parse_bytes, parse_time_limit
+from junctor.planning.budget import parse_time_limit, parse_told_bytes
 
 if TYPE_CHECKING:
     from junctor.model.network import Network
@@ -264,7 +264,7 @@ def names_in(text: str) -> tuple[str, ...]:
 
 
 def _size(text: str, option: str) -> int:
-    return _parsed(text, parse_bytes, option)
+    return _parsed(text, parse_told_bytes, option)
 
 
 def _time(text: str, option: str) -> float:

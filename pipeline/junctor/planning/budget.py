@@ -15,6 +15,9 @@ from junctor.model.errors import BudgetError
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
+# Bytes below which a number that a person writes has a unit.
+LEAST_PLAIN = 1000
+
 # Units of durations, and what people call them, the longest last.
 _SECONDS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
 _SPANS = ((1, "s"), (60, "min"), (3600, "h"), (86400, "days"), (365 * 86400, "years"))
@@ -99,6 +102,14 @@ def parse_bytes(text: str) -> int:
         raise BudgetError(f"found the size {text!r}, expected a number and a unit such as 500MB or 4GiB") from None
     if size <= 0:
         raise BudgetError(f"found the size {text!r}, expected more than nothing")
+    return size
+
+
+def parse_told_bytes(text: str) -> int:
+    """Return the same of what a person wrote: so few bytes that nothing fits them have a unit, or another is meant."""
+    size, number = parse_bytes(text), text.strip()
+    if size < LEAST_PLAIN and not number[-1].isalpha():
+        raise BudgetError(f"found the size {text!r}, which is as many bytes; was {number}GiB meant?")
     return size
 
 

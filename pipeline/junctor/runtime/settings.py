@@ -27,7 +27,7 @@ from junctor.model.option_table import (
     type_of,
 )
 from junctor.model.options import ComputeOptions
-from junctor.planning.budget import LEAST_LIMIT, parse_bytes, parse_time_limit
+from junctor.planning.budget import LEAST_LIMIT, parse_time_limit, parse_told_bytes
 from junctor.runtime.cache import VARIABLE, cache_bytes
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.machine import compute_options
@@ -42,7 +42,7 @@ CONFIG = "JUNCTOR_CONFIG"
 
 # By what the table says that a text stands for: what returns its number, and the least that this may be.
 _PARSE: dict[str | None, tuple[Callable[[str], float], float]] = {
-    "size": (parse_bytes, 1),
+    "size": (parse_told_bytes, 1),
     "time": (parse_time_limit, LEAST_LIMIT),
 }
 # The texts of settings that are true or false.
