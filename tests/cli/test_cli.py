@@ -532,6 +532,17 @@ def test_a_shell_completes_commands_options_and_choices(words: str, found: set[s
     assert (set(done.stdout.split()), done.stderr) == (found, "")
 
 
+def test_a_table_without_rows_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "none.csv").write_text("smoke,xray\n")
+    (tmp_path / "one.csv").write_text("smoke,xray\nyes,no\n")
+    for table, warnings in (("none.csv", 1), ("one.csv", 0)):
+        for words in (["run", "-o", str(tmp_path / f"{table}-answers"), "--no-prefect"], ["validate"]):
+            result = junctor_cli(words[0], ASIA, str(tmp_path / table), *words[1:])
+            assert result.exit_code == 0
+            assert result.stderr.count("warning: ") == warnings
+            assert result.stderr.count(": found no row beneath the names of the columns") == warnings
+
+
 def test_the_options_of_a_run_are_in_panels() -> None:
     text = junctor_cli("run", "--help").stdout
     panels = ("Question", "Evidence", "Network", "Answers", "Sampling", "Checks and reports", "Resources")

@@ -15,7 +15,7 @@ import typer
 from junctor_kernels.cpu.compilation import MESSAGE, compilation, is_quiet
 
 from junctor.cli.deployed import deployed
-from junctor.cli.lines import LineFormatter, is_json, print_document, say
+from junctor.cli.lines import LineFormatter, is_json, print_document, say, warn_no_rows
 from junctor.model.errors import counted
 from junctor.planning.budget import format_bytes
 from junctor.runs.storage import FORMAT_VERSION, Directory, RunSpec
@@ -126,6 +126,8 @@ def show_manifest(directory: Directory[Any], manifest: Manifest, as_json: bool) 
         for kind, reason in reasons:
             # Reasons of impossible rows begin with that word.
             typer.echo(f"  {reason.status}: {_line_of(kind, reason).removeprefix(f'{reason.status}: ')}")
+    if not manifest.rows:
+        warn_no_rows(f"the {directory.inputs}")
     rows = sum(part.rows for part in _parts_of_call(manifest))
     invalid = sum(part.statuses.get("invalid", 0) for part in _parts_of_call(manifest))
     if told and invalid > rows / 2:

@@ -49,6 +49,11 @@ def say(event: str, message: str, level: str = "info", **facts: Any) -> None:
     typer.echo(document(event, message, level, **facts) if is_json() else message, err=True)
 
 
+def warn_no_rows(where: str) -> None:
+    """Say that a table has a header or a schema, and no more: what is made of it is as empty."""
+    say("no rows", f"warning: {where}: found no row beneath the names of the columns", level="warning")
+
+
 def document(event: str, message: str, level: str, **facts: Any) -> str:
     """Return a line of JSON; arguments as of `say`."""
     now = datetime.now(UTC).isoformat(timespec="milliseconds")

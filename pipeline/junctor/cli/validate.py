@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 import typer
 
 from junctor.cli import options as cli
-from junctor.cli.lines import print_document
+from junctor.cli.lines import print_document, warn_no_rows
 from junctor.model import option_table as table
 from junctor.model.errors import counted
 
@@ -70,6 +70,8 @@ def validate(
 
         told = None if evidence is None else shown(evidence)
         _print(shown(network), report["network"], told, report.get("evidence"))
+    if evidence is not None and not report["evidence"]["rows"]:
+        warn_no_rows(evidence)
     # After printing: a script gets the report as well as the exit code.
     if report.get("evidence", {}).get("invalid_rows"):
         raise typer.Exit(3)
