@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import polars
 import pyarrow as pa
 import pytest
 from helpers.encoding import encode_table
@@ -366,6 +367,36 @@ class Stream:
         return self.table.__arrow_c_stream__(requested_schema)
 
 
+@pytest.mark.parametrize(
+    "make", [pd.Series, polars.Series, np.array, pa.array, lambda cells: pa.chunked_array([cells])]
+)
+def test_a_column_alone_is_told_how_to_be_a_table(make: Any) -> None:
+    column = make(["yes", "no"])
+    with pytest.raises(EvidenceError) as raised:
+        as_arrow(column)
+    advice = str(raised.value).partition("; of a column: ")[2].partition(";")[0]
+    assert as_arrow(eval(advice, {"series": column, "array": column})).to_pydict() == {"smoke": ["yes", "no"]}
+
+
+def test_a_case_or_an_array_of_two_axes_is_told_how_to_be_a_table() -> None:
+    told = [
+        (pd.Series({"smoke": "yes"}), "series", "; of a case of pandas: "),
+        (np.array([["yes"]]), "array", "names: "),
+    ]
+    for given, name, before in told:
+        with pytest.raises(EvidenceError) as raised:
+            as_arrow(given)
+        advice = str(raised.value).partition(before)[2].replace(", ...", "")
+        assert as_arrow(eval(advice, {name: given})).to_pydict() == {"smoke": ["yes"]}
+
+
+def test_lazy_frames_and_arrays_with_names_are_tables() -> None:
+    columns = {"smoke": ["yes", "no"], "grade": [2, 0]}
+    assert as_arrow(polars.LazyFrame(columns)).to_pydict() == as_arrow(polars.DataFrame(columns)).to_pydict() == columns
+    array = np.array(list(zip(*columns.values(), strict=True)), dtype=[("smoke", "U3"), ("grade", "i4")])
+    assert as_arrow(array).to_pydict() == columns
+
+
 def test_tables_of_all_makes_are_the_same() -> None:
     columns = {"smoke": ["yes", None, "no"], "grade": [2, 0, None], "number": [[1.0, 0.0, 0.5], None, [1.0, 1.0, 1.0]]}
     table = pa.table(columns)
@@ -462,8 +493,9 @@ def test_a_matrix_is_a_column_of_likelihoods() -> None:
         (3, "evidence: found int, expected an Arrow table"),
         (None, "evidence: found NoneType, expected"),
         ("smoke.csv", "evidence: found str, expected"),
-        (pd.Series(["yes", "no"], name="smoke"), "evidence: found Series, expected an Arrow table"),
+        *((each, "evidence: found Series, expected an Arrow table") for each in (pd.Series([1]), polars.Series([1]))),
         (pa.chunked_array([["yes", "no"]]), "evidence: found ChunkedArray, expected an Arrow table"),
+        (np.zeros((2, 2)), "evidence: found ndarray, expected an Arrow table"),
         (
             {"smoke": "yes"},
             "evidence: column 'smoke' is 'yes', expected a list of cells (one case is a list of one row",

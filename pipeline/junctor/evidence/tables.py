@@ -24,8 +24,9 @@ def as_arrow(evidence: Any) -> pa.Table:
     """Return a table of evidence as Arrow, its columns as they are but for views in dictionaries, which become text.
 
     evidence: an Arrow table, record batch or reader; a pandas data frame (its index is dropped, NaN is null); any
-        object with Arrow's C stream, such as a polars data frame; a mapping of columns; a list of rows, in which a
-        missing key is an unobserved variable. A column of mixed plain values is read as text.
+        object with Arrow's C stream, such as a polars data frame; a lazy frame of polars, which is collected; an array
+        of NumPy with named fields; a mapping of columns; a list of rows, in which a missing key is an unobserved
+        variable. A column of mixed plain values is read as text.
     Raises EvidenceError for what is no table.
     """
     return with_plain_words(_table_of(evidence))
@@ -45,17 +46,34 @@ def _table_of(evidence: Any) -> pa.Table:
     if type(evidence).__module__.partition(".")[0] == "pandas" and hasattr(evidence, "items") and evidence.ndim == 2:
         # By columns: pandas' own conversion to Arrow keeps the index and fails at mixed columns.
         return _from_columns(list(evidence.items()), rows=len(evidence))
+    if isinstance(evidence, np.ndarray) and evidence.dtype.names:
+        return _from_columns([(name, evidence[name]) for name in evidence.dtype.names])
+    if type(evidence).__module__.partition(".")[0] == "polars" and hasattr(evidence, "collect"):
+        return _table_of(evidence.collect())
     # After pandas, whose data frames have this method as well.
     if hasattr(evidence, "__arrow_c_stream__"):
         try:
             reader = pa.RecordBatchReader.from_stream(evidence)
         except pa.ArrowInvalid as error:
             # A single column, such as a series.
-            raise EvidenceError(f"evidence: found {type(evidence).__name__}, {_EXPECTED}") from error
+            raise _no_table(evidence) from error
         return reader.read_all()
     if isinstance(evidence, Sequence) and all(isinstance(row, Mapping) for row in evidence):
         return _from_rows(evidence)
-    raise EvidenceError(f"evidence: found {type(evidence).__name__}, {_EXPECTED}")
+    raise _no_table(evidence)
+
+
+def _no_table(evidence: Any) -> EvidenceError:
+    """Return the error for what is no table, with how to make one of it where that is known."""
+    kind, dimensions = type(evidence).__name__, getattr(evidence, "ndim", None)
+    advice = ""
+    if kind == "Series":
+        advice = "; of a column: series.to_frame('smoke'); of a case of pandas: [series.to_dict()]"
+    elif dimensions == 2:
+        advice = "; its columns have no names: dict(zip(['smoke', ...], array.T))"
+    elif dimensions == 1 or isinstance(evidence, pa.Array | pa.ChunkedArray):
+        advice = "; of a column: {'smoke': array}"
+    return EvidenceError(f"evidence: found {kind}, {_EXPECTED}{advice}")
 
 
 def _checked_cells(name: Any, cells: Any) -> Any:
