@@ -383,11 +383,11 @@ def test_a_case_or_an_array_of_two_axes_is_told_how_to_be_a_table() -> None:
         (pd.Series({"smoke": "yes"}), "series", "; of a case of pandas: "),
         (np.array([["yes"]]), "array", "names: "),
     ]
-    for given, name, before in told:
+    for table, name, before in told:
         with pytest.raises(EvidenceError) as raised:
-            as_arrow(given)
+            as_arrow(table)
         advice = str(raised.value).partition(before)[2].replace(", ...", "")
-        assert as_arrow(eval(advice, {name: given})).to_pydict() == {"smoke": ["yes"]}
+        assert as_arrow(eval(advice, {name: table})).to_pydict() == {"smoke": ["yes"]}
 
 
 def test_lazy_frames_and_arrays_with_names_are_tables() -> None:

@@ -228,15 +228,17 @@ def test_bins_tell_most_about_a_target(tmp_path: Path) -> None:
     doses = [n % 100 for n in range(1000)]
     ill = ["yes" if dose >= 90 else "no" for dose in doses]
     parquet.write_table(pa.table({"dose": [dose + 0.5 for dose in doses], "ill": ill}), tmp_path / "e.parquet")
-    (edge,) = propose(network, str(tmp_path / "e.parquet"), target="ill").content["variables"]["dose"]["edges"][1:-1]
+    (edge,) = propose(network, str(tmp_path / "e.parquet"), bins_about="ill").content["variables"]["dose"]["edges"][
+        1:-1
+    ]
     assert 88 < edge <= 90.5
     (half,) = propose(network, str(tmp_path / "e.parquet")).content["variables"]["dose"]["edges"][1:-1]
     assert 49.5 < half <= 50.5
     with pytest.raises(ModelError, match="no variable named 'il', did you mean 'ill'"):
-        propose(network, str(tmp_path / "e.parquet"), target="il")
+        propose(network, str(tmp_path / "e.parquet"), bins_about="il")
     parquet.write_table(pa.table({"dose": doses}), tmp_path / "alone.parquet")
     with pytest.raises(EvidenceError, match="no column is read as 'ill'"):
-        propose(network, str(tmp_path / "alone.parquet"), target="ill")
+        propose(network, str(tmp_path / "alone.parquet"), bins_about="ill")
 
 
 @given(st.dictionaries(st.integers(-50, 50).map(float), st.integers(1, 20), min_size=4), st.integers(2, 4))

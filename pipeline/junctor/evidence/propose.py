@@ -165,7 +165,7 @@ def propose(
         content["columns"] = renamed
     guesses = {("columns", name) for name in renamed if how[name] in ("unit", "words", "nearest")}
     columns = _state_columns(first, network, read_mapping(content, network), case_id)
-    told_about = None if options["target"] is None else _target_column(options["target"], network, columns)
+    told_about = None if options["bins_about"] is None else _target_column(options["bins_about"], network, columns)
     seen = {column.position: _Cells() for column in columns}
     for at, array in _arrays(tables, columns):
         seen[at].add(array)

@@ -1068,13 +1068,14 @@ class ReadingOptions(TableOptions, FormatOptions, SeparatorOptions, total=False)
 class ProposalOptions(CaseIdOptions, FormatOptions, SeparatorOptions, total=False):
     """How files of evidence are read for a mapping."""
 
-    target: Annotated[
+    bins_about: Annotated[
         str | None,
         Option(
             None,
             "Variable that bins are to tell most about; without one, bins have about as many rows each.",
             QUESTION,
             "variable that bins are to tell most about, None for bins of about as many rows each.",
+            flag="--target",
             metavar="VARIABLE",
         ),
     ]
