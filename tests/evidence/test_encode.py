@@ -379,15 +379,12 @@ def test_a_column_alone_is_told_how_to_be_a_table(make: Any) -> None:
 
 
 def test_a_case_or_an_array_of_two_axes_is_told_how_to_be_a_table() -> None:
-    told = [
-        (pd.Series({"smoke": "yes"}), "series", "; of a case of pandas: "),
-        (np.array([["yes"]]), "array", "names: "),
-    ]
-    for table, name, before in told:
+    series, array = pd.Series({"smoke": "yes"}), np.array([["yes"]])
+    for found, before in ((series, "; of a case of pandas: "), (array, "names: ")):
         with pytest.raises(EvidenceError) as raised:
-            as_arrow(table)
+            as_arrow(found)
         advice = str(raised.value).partition(before)[2].replace(", ...", "")
-        assert as_arrow(eval(advice, {name: table})).to_pydict() == {"smoke": ["yes"]}
+        assert as_arrow(eval(advice, {"series": series, "array": array})).to_pydict() == {"smoke": ["yes"]}
 
 
 def test_lazy_frames_and_arrays_with_names_are_tables() -> None:
