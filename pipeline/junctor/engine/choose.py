@@ -384,6 +384,8 @@ def _whole(batch: EvidenceBatch, facts: Facts) -> tuple[Sequence[PatternGroup] |
 
 def _before_compiling(batch: EvidenceBatch, facts: Facts) -> Sequence[PatternGroup] | None:
     """Return groups with plans in NumPy where code of trees is to be compiled and that takes longer; otherwise None."""
+    if not batch.answered_count:
+        return None
     few = facts.are_few(batch)
     if not batch.answered_count:
         return None
