@@ -387,8 +387,6 @@ def _before_compiling(batch: EvidenceBatch, facts: Facts) -> Sequence[PatternGro
     if not batch.answered_count:
         return None
     few = facts.are_few(batch)
-    if not batch.answered_count:
-        return None
     # Calls of few rows come again.
     times = policy.CALLS_BEFORE if few else 1
     planning, rows = times * facts.planning, facts.to_come(batch, batch.answered_count)
