@@ -156,4 +156,5 @@ def test_a_notebook_shows_a_network_with_all_texts_escaped() -> None:
     assert "&lt;b&gt;a" in shown
     assert "&lt;script&gt;x&lt;/script&gt;, &amp;" in shown
     assert "<p>and 6 more</p>" in shown
-    assert len(shown) < 10_000
+    # Most of it is the picture.
+    assert len(shown) < 30_000
