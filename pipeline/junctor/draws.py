@@ -19,7 +19,6 @@ from pyarrow import csv, parquet
 
 from junctor.cliques.draws import States, draw
 from junctor.cliques.tree import StoredTree
-from junctor.evidence.encode import EncodedPartition
 from junctor.evidence.read import EvidenceSource
 from junctor.generate import BLOCK_ROWS, CASE_ID, evidence_batches, record_batches
 from junctor.learning.rows import PIECE_ROWS, open_rows, row_options
@@ -31,6 +30,7 @@ from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.files import written_atomically
 from junctor.runtime.machine import compute_options
 from junctor.runtime.remote import AnyPath
+from junctor.sampling.rows import Hard, Soft, evidence_of
 
 # Cells of a batch that are drawn from clique tables, at most.
 BLOCK_CELLS = 1 << 24
@@ -112,14 +112,14 @@ class Draws:
     def _given(self, tree: StoredTree, most: int, source: EvidenceSource) -> Iterator[tuple[pa.Array, States]]:
         """Yield the draws of the rows of evidence with their case ids, at most so many at a time."""
         for part in source.partitions(PIECE_ROWS):
-            for row in range(part.batch.rows):
+            for row, evidence in enumerate(evidence_of(part.batch, np.arange(part.batch.rows))):
                 number, case_id = part.first_row + row, part.case_ids.slice(row, 1)
                 self.answered += 1
                 if row in part.batch.invalid:
                     self.invalid += 1
                     self._tell(number, part.batch.invalid[row])
                     continue
-                for samples in self._of_row(tree, self._likelihoods(part.rows(row, 1)), number, most):
+                for samples in self._of_row(tree, self._likelihoods(*evidence), number, most):
                     yield case_id.take(pa.array(np.zeros(samples.shape[1], dtype=np.int32))), samples
 
     def _of_row(
@@ -136,12 +136,11 @@ class Draws:
             chances = stream.random((min(most, self.rows - first), len(cliques.scopes)))
             yield draw(tree.plan, cliques, chances)
 
-    def _likelihoods(self, row: EncodedPartition) -> dict[str, npt.NDArray[np.float64]]:
+    def _likelihoods(self, hard: Hard, soft: Soft) -> dict[str, npt.NDArray[np.float64]]:
         """Return the likelihood of every state of the variables that one row has evidence on, by their names."""
-        batch, variables = row.batch, self.network.variables
-        hard = {v: states[0] for v, states in batch.states.items() if states[0] >= 0}
+        variables = self.network.variables
         found = {variables[v].name: np.eye(variables[v].cardinality)[state] for v, state in hard.items()}
-        return found | {variables[v].name: soft.values[0] for v, soft in batch.likelihoods.items()}
+        return found | {variables[v].name: values for v, values in soft.items()}
 
     def _tell(self, row: int, why: str) -> None:
         self.undrawn += 1

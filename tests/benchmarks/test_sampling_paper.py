@@ -54,7 +54,7 @@ def test_variants_weigh_with_logarithms_or_without(logs: bool, monkeypatch: pyte
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Have an emulated device, and return the blocks and threads of waves with logarithms that it launches."""
+    """Blocks and threads of each launch of waves with logarithms, on an emulated device."""
     found: list[tuple[int, int]] = []
 
     class Noted(EmulatedSampling):

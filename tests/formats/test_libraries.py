@@ -9,10 +9,10 @@ from typing import Any
 
 import junctor
 import numpy as np
-import numpy.typing as npt
 import pytest
 from helpers import strategies
 from helpers.files import ROOT
+from helpers.oracle import log_joint_table
 from hypothesis import given
 from junctor.formats import read_network
 from junctor.generate import grid, random_network
@@ -56,16 +56,7 @@ def test_any_network_keeps_its_distribution(network: Network) -> None:
 def assert_alike(found: Network, network: Network) -> None:
     """Variables, states and the logarithm of the product of all factors are the same."""
     assert found.variables == network.variables
-    np.testing.assert_allclose(joint(found), joint(network), rtol=1e-12, atol=1e-12)
-
-
-def joint(network: Network) -> npt.NDArray[np.float64]:
-    total = np.zeros(network.cardinalities)
-    for factor in network.factors:
-        shape = [size if v in factor.scope else 1 for v, size in enumerate(network.cardinalities)]
-        with np.errstate(divide="ignore"):
-            total = total + np.log(np.transpose(factor.table, np.argsort(factor.scope))).reshape(shape)
-    return total
+    np.testing.assert_allclose(log_joint_table(found), log_joint_table(network), rtol=1e-12, atol=1e-12)
 
 
 def model() -> Any:

@@ -56,6 +56,13 @@ def enumerate_posteriors(network: Network, hard: Hard, soft: Soft) -> tuple[floa
     return math.log(total) + int(top) * math.log(2.0), posteriors
 
 
+def log_joint_table(network: Network) -> npt.NDArray[np.float64]:
+    """Return the log of the product of all factors, an axis for each variable; -inf where it is 0."""
+    joint = joint_table(network, {}, {})
+    with np.errstate(divide="ignore"):
+        return np.log(joint.mantissa) + np.where(joint.mantissa > 0, joint.power, 0) * math.log(2.0)
+
+
 def enumerate_mpe(network: Network, hard: Hard, soft: Soft) -> tuple[float, set[tuple[int, ...]]]:
     """Return the largest log of P(x, e) and all assignments within 1e-9 of it; (-inf, set()) where P(e) = 0."""
     joint = joint_table(network, hard, soft)

@@ -61,7 +61,7 @@ _COMMANDS = {
     "convert": _Command("convert.convert", LOOK, "data/asia.bif asia.xdsl", "networks.md"),
     "compare": _Command("compare.compare", LOOK, "data/asia.bif fitted.bif", "networks.md"),
     "sample": _Command("sample.sample", LOOK, "data/asia.bif -n 1000 -o rows.csv", "evidence.md"),
-    "draw": _Command("draw.draw", LOOK, "data/asia.bif -o asia.svg", "quick_start.md"),
+    "draw": _Command("draw.draw", LOOK, "data/asia.bif -o asia.svg", "networks.md"),
     "status": _Command("status.status", LOOK, "answers", "increments.md"),
     "report": _Command("report.report", LOOK, "answers", "reports.md"),
     "verify": _Command("verify.verify", LOOK, "answers", "faults.md"),

@@ -225,7 +225,9 @@ def _mini_buckets(engine: Engine) -> dict[str, Any] | None:
         return None
     from junctor.sampling.bounded import BoundedEngine
 
-    found = BoundedEngine(engine.facts.network, engine.facts.query, engine.options).facts()
+    sampler = engine.facts.sampler()
+    assert isinstance(sampler, BoundedEngine)
+    found = sampler.facts()
     return found | {"bound": _finite(found["bound"])}
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from junctor.cliques.joint import joint_posteriors
+from junctor.model.difference import aligned
 from junctor.model.errors import ModelError
 from junctor.model.network import Network
 from junctor.model.option_table import JointOptions
@@ -22,9 +22,10 @@ def divergence(network: Network, other: Network, **options: Unpack[JointOptions]
     options: as of `joint_posteriors`.
     Raises ModelError for other variables, errors of `joint_posteriors`, BudgetError among them.
     """
-    if not network.diff(other).same_variables:
-        raise ModelError("the networks have other variables or states: no divergence of one from the other")
     network, other = network.expanded, other.expanded
+    states, theirs = ({each.name: each.states for each in some.variables} for some in (network, other))
+    if {name: sorted(its) for name, its in states.items()} != {name: sorted(its) for name, its in theirs.items()}:
+        raise ModelError("the networks have other variables or states: no divergence of one from the other")
     tables = [(each, factor.scope, factor.table) for each in (network, other) for factor in each.factors]
     scopes = [tuple(each.variables[v].name for v in scope) for each, scope, _ in tables]
     asked = list(dict.fromkeys(tuple(sorted(scope)) for scope in scopes if scope))
@@ -36,26 +37,15 @@ def divergence(network: Network, other: Network, **options: Unpack[JointOptions]
     if other.kind == "markov":
         sums["Q"] = -joint_posteriors(other, asked[:1], **options).log_evidence
     for (each, _, table), scope in zip(tables, scopes, strict=True):
-        sums["P" if each is network else "Q"] += _mean_log(network, each, joint, scope, table)
+        names = tuple(sorted(scope))
+        table = aligned(table, scope, states if each is network else theirs, names, states)
+        sums["P" if each is network else "Q"] += _mean_log(joint.get(names, np.ones(())), table)
     # Roundings of equal networks.
     return max(0.0, sums["P"] - sums["Q"])
 
 
-def _mean_log(
-    network: Network,
-    owner: Network,
-    joint: dict[tuple[str, ...], npt.NDArray[np.float64]],
-    scope: tuple[str, ...],
-    table: npt.NDArray[np.float64],
-) -> float:
+def _mean_log(shares: npt.NDArray[np.float64], table: npt.NDArray[np.float64]) -> float:
     """Return the mean logarithm of the entries of a table; -inf for a zero that has a probability."""
-    if not scope:
-        return math.log(table) if table > 0 else -math.inf
-    names = tuple(sorted(scope))
-    table = np.transpose(table, [scope.index(name) for name in names])
-    for axis, name in enumerate(names):
-        states = owner.variables[owner.index[name]].states
-        table = np.take(table, [states.index(s) for s in network.variables[network.index[name]].states], axis)
-    probable = joint[names] > 0
+    probable = shares > 0
     with np.errstate(divide="ignore"):
-        return float(joint[names][probable] @ np.log(table[probable]))
+        return float(shares[probable] @ np.log(table[probable]))

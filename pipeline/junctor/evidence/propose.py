@@ -430,8 +430,7 @@ class _Cells:
     @property
     def are_numbers(self) -> bool:
         """Whether most of the cells that are not empty are numbers."""
-        numeric = sum(n for cell, n in self.counts.items() if _SINGLE.fullmatch(with_point(str(cell).strip())))
-        return 2 * numeric > sum(n for cell, n in self.counts.items() if str(cell).strip())
+        return 2 * self.numbers().total() > sum(n for cell, n in self.counts.items() if str(cell).strip())
 
 
 def _entry(variable: Variable, cells: _Cells, numeric: bool) -> tuple[dict[str, Any], list[str]]:

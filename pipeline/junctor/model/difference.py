@@ -134,7 +134,9 @@ def difference_between(before: Content, after: Content) -> Difference:
     changes = []
     for scope, (names, table) in ours.items():
         if scope in theirs and not others.keys() & scope:
-            change = _largest(names, table, _aligned(before, after, names, *theirs[scope]), before)
+            change = _largest(
+                names, table, aligned(theirs[scope][1], theirs[scope][0], after.states, names, before.states), before
+            )
             changes += [change] if change.change else []
     return Difference(
         (before.kind, after.kind),
@@ -161,12 +163,22 @@ def _tables(network: Content) -> dict[frozenset[str], tuple[tuple[str, ...], _Ta
     return {key: (names, table / (table.sum() or 1.0)) for key, (names, table) in found.items()}
 
 
-def _aligned(before: Content, after: Content, names: tuple[str, ...], theirs: tuple[str, ...], table: _Table) -> _Table:
-    """Return a table of the second network with axes and states in the order of the first."""
-    table = np.transpose(table, [theirs.index(name) for name in names])
+def aligned(
+    table: _Table,
+    scope: Sequence[str],
+    states: Mapping[str, Sequence[str]],
+    names: Sequence[str],
+    wanted: Mapping[str, Sequence[str]],
+) -> _Table:
+    """Return a table with its axes and their states in another order.
+
+    scope, states: names of its axes, and the states of each.
+    names, wanted: the same, as they are to be.
+    """
+    table = np.transpose(table, [scope.index(name) for name in names])
     for axis, name in enumerate(names):
-        place = {state: n for n, state in enumerate(after.states[name])}
-        table = np.take(table, [place[state] for state in before.states[name]], axis)
+        place = {state: n for n, state in enumerate(states[name])}
+        table = np.take(table, [place[state] for state in wanted[name]], axis)
     return table
 
 

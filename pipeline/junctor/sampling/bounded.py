@@ -175,7 +175,7 @@ class BoundedEngine:
         return self._estimate(self._layout(_pattern(hard, soft)), hard, soft, threads)
 
     def facts(self) -> dict[str, float]:
-        """Return what is told of the mini-buckets of a row without evidence: sizes, and log of the upper bound."""
+        """Return the sizes of the mini-buckets of a row without evidence, and the log of its upper bound."""
         layout = self._layout(_pattern({}, {}))
         plan = layout.plan
         bound, _ = self._bounded(layout, {}, {})

@@ -27,7 +27,8 @@ def log_bounds(sums: Sums, bound: float, doubt: float) -> tuple[float, float]:
     bound: log of the upper bound, which is certain.
     doubt: probability that the interval does not hold.
     """
-    mean, variance = _mean(sums.total[0], sums), _variance(sums.total[1], _mean(sums.total[0], sums), sums)
+    mean = _mean(sums.total[0], sums)
+    variance = _variance(sums.total[1], mean, sums)
     above, below = doubt / 2, doubt / 2 * (1 - MARKOV_PART)
     upper = mean + _distance(variance, sums, above)
     lower = mean - _distance(variance, sums, below)
