@@ -386,7 +386,7 @@ def test_figures_of_a_cpu_are_measured(figures_of_two: list[Measured]) -> None:
         for feature, counts in zip(RECORDS[name]._fields, work.T, strict=bool(work.size))
         if counts.any()
     }
-    left = {"trees.far_entry", "trees.word", "planning.mark", "loading.compiled"}
+    left = {"trees.far_entry", "trees.word", "planning.mark", "loading.compiled", "loading.compiling"}
     backends = ("numpy", "trees", "shared trees", "planning", "loading")
     assert measured == {f"{name}.{feature}" for name in backends for feature in RECORDS[name]._fields} - left
     # Trees of explanations have maxima in place of sums.

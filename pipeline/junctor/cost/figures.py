@@ -106,12 +106,14 @@ class LoadingFigures(NamedTuple):
     process: what every run needs: the interpreter, Arrow, compiled code.
     trees, blocks: compiled code of trees, and of plans.
     compiled: work in NumPy from which compiled code is loaded, which a machine may have to compile first.
+    compiling: until code of trees is compiled, once on a machine.
     """
 
     process: float
     trees: float
     blocks: float
     compiled: float
+    compiling: float
 
 
 class Ratios(NamedTuple):
@@ -141,10 +143,15 @@ class FileFigures(NamedTuple):
 
 
 class WalkFigures(NamedTuple):
-    """Seconds a variable of a sample, and a transition of a hidden Markov model at a time step."""
+    """Seconds a variable of a sample, and a transition of a hidden Markov model at a time step.
+
+    bound_entry, bound_draw: of an entry of mini-buckets, with all passes, and of a variable of a sample from them.
+    """
 
     draw: float
     transition: float
+    bound_entry: float
+    bound_draw: float
 
 
 class WorkerFigures(NamedTuple):

@@ -11,14 +11,9 @@ EXACT_ROW = 60.0
 FITTED_FORECAST = 0.5
 # Seconds of cores, and of a GPU with what goes with it, that are worth one more process.
 PROCESS, GPU_PROCESS = 5.0, 5.0
-# Seconds of mini-buckets: of an entry of their tables, with all passes, and of a variable of a sample.
-BOUND_ENTRY, BOUND_DRAW = 1.5e-6, 6e-8
 # Exponent of the cores of a machine, by which a run from files gains on one: 8 times with 16, 23 with 64.
 CORES = 0.75
 # Seconds a byte to or from a disk, in addition to those of the process: 1 GB/s, as disks differ.
 DISK_BYTE = 1e-9
 # Share of the work of a batch that looking for a better choice may take.
 PLANNING_SHARE = 0.04
-# Seconds of a core that code of trees takes to be compiled, once on a machine: 25 to 60, as machines differ. And calls
-# of few rows, which come again, that NumPy has to answer in less, if it is to answer them before.
-COMPILING, CALLS_BEFORE = 30.0, 100

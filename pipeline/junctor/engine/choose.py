@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from junctor_kernels.tables.reference import LOG
 
-from junctor.cost import policy
 from junctor.cost.features.plans import plain_seconds
 from junctor.cost.policy import CORES
 from junctor.engine.plan_groups import PatternChoice, PatternPricer, compiled_prices, plain_prices, row_tree_seconds
@@ -386,13 +385,12 @@ def _before_compiling(batch: EvidenceBatch, facts: Facts) -> Sequence[PatternGro
     """Return groups with plans in NumPy where code of trees is to be compiled and that takes longer; otherwise None."""
     if not batch.answered_count:
         return None
-    few = facts.are_few(batch)
+    few, loading = facts.are_few(batch), facts.figures.loading
     # Calls of few rows come again.
-    times = policy.CALLS_BEFORE if few else 1
-    planning, rows = times * facts.planning, facts.to_come(batch, batch.answered_count)
-    least = planning + rows * MESSAGES_OF_FACTORS * facts.entries * facts.figures.numpy.entry
+    limit, rows = loading.trees if few else loading.compiling, facts.to_come(batch, batch.answered_count)
+    least = facts.planning + rows * MESSAGES_OF_FACTORS * facts.entries * facts.figures.numpy.entry
     # What uses a GPU prepares more than trees; whether they are there is asked last, which loads Numba.
-    if (facts.takes_gpu and not few) or least > policy.COMPILING or not facts.compiling:
+    if (facts.takes_gpu and not few) or least > limit or not facts.compiling:
         return None
     facts = facts.without_gpu
     patterns = patterns_of(batch, facts.threads)
@@ -403,8 +401,8 @@ def _before_compiling(batch: EvidenceBatch, facts: Facts) -> Sequence[PatternGro
     else:
         groups = [_of_one(patterns)]
         row = plain_seconds(facts.plan(groups[0].pattern, rows), facts.figures, rows)
-    seconds = planning + times * rows * row * (facts.figures.ratios.numpy_log if facts.ladder[0] is LOG else 1)
-    if not seconds < facts.compiling:
+    seconds = facts.planning + rows * row * (facts.figures.ratios.numpy_log if facts.ladder[0] is LOG else 1)
+    if not seconds < limit:
         return None
     told = tuple(Rejected(each, "its code is not compiled yet", facts.compiling) for each in COMPILED)
     return [replace(each, strategy=Strategy.ENTRIES, shared=False, rejected=told) for each in groups]

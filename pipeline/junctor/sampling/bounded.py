@@ -16,7 +16,7 @@ from functools import cached_property, partial, reduce
 import numpy as np
 from junctor_kernels.sampling.layout import Floats, Sums, add
 
-from junctor.cost.policy import BOUND_DRAW, BOUND_ENTRY
+from junctor.cost.figures import shipped_figures
 from junctor.evidence.batch import EvidenceBatch, Rows
 from junctor.model.answers import IMPOSSIBLE, MISSED, NO_PROBABILITY, UNRELIABLE, SampledAnswers
 from junctor.model.errors import BudgetError, counted
@@ -129,7 +129,8 @@ class BoundedEngine:
         """Return about what so many different rows take on one core; for an error what the first samples take."""
         entries = self.plan({}, {}).entries
         samples = FIRST_SAMPLES if self.query.sampling.error is not None else self._samples
-        return rows * (entries * BOUND_ENTRY + samples * len(self.network.variables) * BOUND_DRAW)
+        walks = shipped_figures().walks
+        return rows * (entries * walks.bound_entry + samples * len(self.network.variables) * walks.bound_draw)
 
     def answer(self, batch: EvidenceBatch, rows: Rows, answers: SampledAnswers, first_row: int) -> None:
         """Write the answers to some rows of a batch; rows with the same evidence are answered once.

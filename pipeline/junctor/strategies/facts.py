@@ -19,7 +19,6 @@ from junctor.backends.joint_table import JointTable, has_joint_table
 from junctor.backends.number_formats import chunk_ladder_of, ladder_of
 from junctor.backends.plan_memory import PlanMemory
 from junctor.backends.prepared_plans import kept_plan
-from junctor.cost import policy
 from junctor.cost.dataset import MeasuredDevice
 from junctor.cost.figures import Figures, GpuHostFigures
 from junctor.cost.model import CostModel, CostModels, cpu_name, gpu_prices, local_cost_models
@@ -232,7 +231,8 @@ class Facts:
         """
         known = self.store.compiling
         if known is None or (known and self.is_lasting):
-            known = self.store.compiling = 0.0 if user_cache().is_off or _is_compiled() else policy.COMPILING
+            is_there = user_cache().is_off or _is_compiled()
+            known = self.store.compiling = 0.0 if is_there else self.figures.loading.compiling
         return known
 
     @cached_property
