@@ -103,9 +103,10 @@ class Timer:
         place, result = program._places[0], []
         for stage in program.stages:
             for launch in stage:
+                replay = self.device.replay(place.work._replace(stages=[[launch]]))
                 stream, begin, end = self.device._work, self.device.event(timing=True), self.device.event(timing=True)
                 begin.record(stream)
-                self.device.enqueue(place.work._replace(stages=[[launch]]))
+                replay.start()
                 end.record(stream)
                 end.synchronize()
                 milliseconds = 1e3 * self.device.elapsed(begin, end)

@@ -159,11 +159,10 @@ class Gpu:
         work = program._places[0].work
         whole = self.milliseconds(program._places[0].replay.start, repeats)
         # Setting arrays to zero and the like is no part of any stage.
-        nothing = self.milliseconds(lambda: self.device.enqueue(work._replace(stages=[])), repeats)
+        nothing = self.milliseconds(self.device.replay(work._replace(stages=[])).start, repeats)
         stages = Counter[str]()
         for share, stage in zip_longest(shares(plan), program.stages, fillvalue={"marginal": 1.0}):
-            each = work._replace(stages=[stage])
-            spent = self.milliseconds(lambda each=each: self.device.enqueue(each), repeats) - nothing
+            spent = self.milliseconds(self.device.replay(work._replace(stages=[stage])).start, repeats) - nothing
             for name, part in share.items():
                 stages[name] += max(0.0, spent) * part
         return [1e3 * ready, *(stages[stage] for stage in STAGES), whole, answered], different

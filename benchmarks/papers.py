@@ -123,6 +123,7 @@ ITEMS = (
     Item("yu", "table3", "Table III: times and speed-ups", "sampling_paper:table_three", "simple, wavefront, ratios"),
     Item("yu", "figure7", "Figure 7: time by concurrent samples", "sampling_paper:figure_seven", EVERYTHING),
     Item("yu", "figure8", "Figure 8: time by threads of a group", "sampling_paper:figure_eight", EVERYTHING),
+    Item("yu", "table4", "Table IV: profile, by PyTorch's", "sampling_paper:table_four", EVERYTHING),
     Item("yu", "table5", "Table V: fetches that an order of states saves", "sampling_paper:table_five"),
     *(
         Item("satish", name, shows, f"grids_paper:{function}", gpu, networks=False)

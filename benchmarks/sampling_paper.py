@@ -8,9 +8,11 @@ that are possible. 120,000 samples, of which half teach. Variants named `exp` we
 from __future__ import annotations
 
 import argparse
+import importlib
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -215,6 +217,43 @@ def by_blocks(asked: Asked, blocks: Sequence[tuple[int, int]]) -> None:
                 gpu.wave_threads = threads
                 cells.append(f"{draws(engine, each, group, samples):.4f}")
         print(f"{each.name} | {' | '.join(cells)}", flush=True)
+
+
+def table_four(asked: Asked) -> None:
+    """Milliseconds of a case of AIS-BN with logarithms: kernels, transfers, their share, and the whole call.
+
+    By the profiler of PyTorch, which sees all that a process does on a GPU; `ncu` has what these kernels wait for.
+    """
+    # Before CuPy opens the GPU: the other way round both free the same memory when the process ends.
+    importlib.import_module("torch.profiler")
+    print("network | kernels ms | transfers ms | share of transfers | most of it | call ms\n" + "|".join(["---"] * 6))
+    for each in prepared(asked, 1):
+        with Variant("ais-bn", True).engine(each, FEW_SAMPLES if asked.small else SAMPLES, "gpu") as engine:
+            (case,) = each.cases["unlikely"]
+            ask(engine, case, 0)
+            spent, whole = profiled(lambda engine=engine, case=case: ask(engine, case, 0))
+        # Copies and zeros are named so by CUDA.
+        copies = sum(part for name, part in spent.items() if name.startswith("Mem"))
+        kernels = spent.total() - copies
+        ((most, longest),) = spent.most_common(1)
+        cells = [f"{kernels:.3f}", f"{copies:.3f}", f"{copies / spent.total():.1%}"]
+        print(f"{each.name} | {' | '.join(cells)} | {most}, {longest / spent.total():.0%} | {whole:.2f}", flush=True)
+
+
+def profiled(work: Callable[[], object]) -> tuple[Counter[str], float]:
+    """Return the milliseconds of the GPU by kernel or kind of copy, and those of the whole."""
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as made:
+        start = time.perf_counter()
+        work()
+        whole = 1e3 * (time.perf_counter() - start)
+    spent = Counter[str]()
+    for event in made.events() or ():
+        if event.device_type == DeviceType.CUDA:
+            spent[event.name] += event.time_range.elapsed_us() / 1e3
+    return spent, whole
 
 
 def table_five(asked: Asked) -> None:
