@@ -1,0 +1,184 @@
+"""A network without the states and axes that its zeros and equal entries make idle: narrower, with the same answers.
+
+Main function: `simplified`; main class: Simplified. A state that the other tables leave without support in one table
+has probability zero, whatever the evidence (arc consistency of table supports, to a fixpoint: Mackworth, Consistency in
+networks of relations, 1977); a table that is the same along an axis does not depend on its variable.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from junctor.model.network import Factor, Network, Variable
+
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+# Tables of more entries are taken as they are: to look at them takes as long as to read them.
+MOST_ENTRIES = 1 << 22
+# The new number of a state that is gone.
+GONE = -2
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Simplified:
+    """A narrower network, and what its states are.
+
+    network: the same variables, factors and hidden ones in the same order, with fewer states and narrower scopes; it is
+        the network itself where nothing is idle. In a Bayesian network factor i is still the table of variable i, its
+        last axis the child's, and rows sum to one. No factor loses its last axis, and none is multiplied into another.
+    kept: the states that are left of each variable, ascending numbers of the whole network; at least one.
+    """
+
+    network: Network
+    kept: tuple[tuple[int, ...], ...]
+
+    def numbers(self, variable: int, cardinality: int) -> npt.NDArray[np.int32]:
+        """Return the new number of each state of a variable, GONE of those that are impossible: so is such evidence.
+
+        cardinality: of the variable in the whole network.
+        """
+        numbers = np.full(cardinality, GONE, dtype=np.int32)
+        numbers[list(self.kept[variable])] = np.arange(len(self.kept[variable]))
+        return numbers
+
+    @property
+    def constants(self) -> tuple[int, ...]:
+        """Variables with one state left: evidence on that one changes nothing."""
+        return tuple(v for v, kept in enumerate(self.kept) if len(kept) == 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stack:
+    """Tables of one shape, one above the other.
+
+    factors: their numbers.
+    scopes: int64 [tables, axes].
+    tables: [tables, *shape].
+    """
+
+    factors: Ints
+    scopes: Ints
+    tables: Floats
+
+
+def simplified(network: Network) -> Simplified:
+    """Return a network without idle states and axes; the same one where there are none, or where nothing is possible.
+
+    A Markov network whose tables contradict each other is left as it is: all its rows are impossible anyway.
+    """
+    cards = np.array(network.cardinalities, dtype=np.int64)
+    stacks = list(_stacks(network.factors))
+    states, bounds = _possible_states(stacks, cards), np.cumsum(cards)
+    narrowed = np.flatnonzero(~np.logical_and.reduceat(states, bounds - cards)).tolist()
+    whole = {card: tuple(range(card)) for card in set(network.cardinalities)}
+    kept_all = tuple(map(whole.__getitem__, network.cardinalities))
+    kept = list(kept_all)
+    for v in narrowed:
+        kept[v] = tuple(np.flatnonzero(states[bounds[v] - cards[v] : bounds[v]]).tolist())
+    if not all(kept):
+        return Simplified(network, kept_all)
+    factors = _narrowed(network.factors, kept, set(narrowed))
+    factors = _without_idle_axes(factors, list(_stacks(factors)) if narrowed else stacks)
+    if not narrowed and all(new is old for new, old in zip(factors, network.factors, strict=True)):
+        return Simplified(network, kept_all)
+    for factor in factors:
+        factor.table.setflags(write=False)
+    variables = list(network.variables)
+    for v in narrowed:
+        variables[v] = Variable(variables[v].name, tuple(variables[v].states[state] for state in kept[v]))
+    made = Network(network.name, tuple(variables), tuple(factors), network.kind, network.hidden)
+    return Simplified(made, tuple(kept))
+
+
+def _stacks(factors: Sequence[Factor]) -> Iterator[_Stack]:
+    """Yield the tables of more than no axes by their shapes, but for the largest ones."""
+    numbers: dict[tuple[int, ...], list[int]] = {}
+    for i, factor in enumerate(factors):
+        numbers.setdefault(factor.table.shape, []).append(i)
+    for shape, members in numbers.items():
+        if shape and math.prod(shape) <= MOST_ENTRIES:
+            scopes = np.array([factors[i].scope for i in members], dtype=np.int64)
+            yield _Stack(np.array(members), scopes, np.array([factors[i].table for i in members]))
+
+
+def _possible_states(stacks: Sequence[_Stack], cards: Ints) -> Bools:
+    """Return which states of all variables, one after the other, have support in every table."""
+    starts = np.cumsum(cards) - cards
+    states = np.ones(int(cards.sum()), dtype=bool)
+    # Tables without zeros rule nothing out.
+    supports = []
+    for stack in stacks:
+        if not stack.tables.all():
+            some = ~stack.tables.reshape(len(stack.tables), -1).all(axis=1)
+            supports.append((stack.scopes[some], stack.tables[some] > 0))
+    changed = np.ones(len(cards), dtype=bool)
+    while changed.any():
+        before, waiting = states.copy(), changed
+        for scopes, positive in supports:
+            some = waiting[scopes].any(axis=1)
+            if some.any():
+                _narrow(states, starts, scopes[some], positive[some])
+        changed = np.logical_or.reduceat(before != states, starts)
+    return states
+
+
+def _narrow(states: Bools, starts: Ints, scopes: Ints, positive: Bools) -> None:
+    """Rule out states, in place, that have no support in some tables.
+
+    states: of all variables, each from its start.
+    scopes: int64 [tables, axes].
+    positive: [tables, *shape], which entries are above zero.
+    """
+    count, axes = scopes.shape
+    places = [starts[scopes[:, axis]][:, None] + np.arange(positive.shape[axis + 1]) for axis in range(axes)]
+    alive = positive
+    for axis, place in enumerate(places):
+        shape = [count, *(1 for _ in range(axes))]
+        shape[axis + 1] = -1
+        alive = alive & states[place].reshape(shape)
+    for axis, place in enumerate(places):
+        others = tuple(other + 1 for other in range(axes) if other != axis)
+        states[place[~alive.any(axis=others)]] = False
+
+
+def _narrowed(factors: Sequence[Factor], kept: Sequence[tuple[int, ...]], narrowed: set[int]) -> list[Factor]:
+    """Return factors of the kept states alone; the same ones where all of theirs are kept."""
+    result = list(factors)
+    for i, factor in enumerate(factors):
+        for axis, v in enumerate(factor.scope):
+            if v in narrowed:
+                result[i] = Factor(factor.scope, result[i].table.take(kept[v], axis=axis))
+    return result
+
+
+def _without_idle_axes(factors: list[Factor], stacks: Sequence[_Stack]) -> list[Factor]:
+    """Return factors without axes, but for the last one, along which a table is the same; the same ones without any."""
+    result = list(factors)
+    for stack in stacks:
+        axes = stack.tables.ndim - 1
+        # An axis is idle whichever others are.
+        idle = [_is_idle(stack.tables, axis) for axis in range(1, axes)]
+        for row in np.flatnonzero(np.logical_or.reduce(idle)) if idle else ():
+            factor = factors[stack.factors[row]]
+            gone = [axis for axis in range(axes - 1) if idle[axis][row]]
+            where = tuple(0 if axis in gone else slice(None) for axis in range(axes))
+            scope = tuple(v for axis, v in enumerate(factor.scope) if axis not in gone)
+            result[stack.factors[row]] = Factor(scope, np.ascontiguousarray(factor.table[where]))
+    return result
+
+
+def _is_idle(tables: Floats, axis: int) -> Bools:
+    """Return which tables of a stack are the same along an axis."""
+    first = tables.take([0], axis=axis)
+    same: Bools = (tables.take([-1], axis=axis) == first).all(axis=tuple(range(1, tables.ndim)))
+    if same.any() and tables.shape[axis] > 2:
+        some = np.flatnonzero(same)
+        same[some] = (tables[some] == first[some]).all(axis=tuple(range(1, tables.ndim)))
+    return same
