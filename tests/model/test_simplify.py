@@ -7,8 +7,12 @@ import pytest
 from helpers.oracle import log_joint_table
 from helpers.strategies import networks
 from hypothesis import given
+from junctor.engine.engine import Engine
+from junctor.evidence.batch import EvidenceBatch
 from junctor.generate import random_network
+from junctor.model.answers import IMPOSSIBLE, OK
 from junctor.model.network import Factor, Network, Variable
+from junctor.model.query import Query
 from junctor.model.simplify import GONE, MOST_ENTRIES, simplified
 
 
@@ -33,6 +37,17 @@ def test_joint_distribution_is_the_same(network: Network) -> None:
         gone = np.ones(whole.shape, dtype=bool)
         gone[left] = False
         assert np.isneginf(whole[gone]).all()
+
+
+@given(networks())
+def test_joint_distribution_is_the_same_with_fewer_axes(network: Network) -> None:
+    found = network.with_fewer_axes
+    np.testing.assert_allclose(log_joint_table(found), log_joint_table(network), rtol=1e-14, atol=1e-14)
+    assert found.variables == network.variables
+    if network.kind == "bayes":
+        scopes = [factor.scope for factor in simplified(network).network.factors]
+        assert [factor.scope for factor in found.factors] == scopes
+    assert found.with_fewer_axes is found
 
 
 @given(networks())
@@ -63,6 +78,14 @@ def test_idle_parents_leave() -> None:
     assert found.network.factors[2] is network.factors[2]
 
 
+def test_a_state_that_a_markov_network_rules_out_once_stays_ruled_out() -> None:
+    pair = (Variable("a", ("0", "1")), Variable("b", ("0", "1")))
+    # The second table is the same for the one possible state of `b`, and alone rules out the other one.
+    tables = Factor((0,), np.array([1.0, 2.0])), Factor((1, 0), np.array([[3.0, 3.0], [0.0, 0.0]]))
+    network = Network("n", pair, tables, "markov")
+    assert network.with_fewer_axes is network
+
+
 def test_contradictions_and_networks_without_idle_parts_are_left_as_they_are() -> None:
     a, b = Variable("a", ("0", "1")), Variable("b", ("0", "1"))
     never = Network(
@@ -79,3 +102,17 @@ def test_large_tables_are_taken_as_they_are(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("junctor.model.simplify.MOST_ENTRIES", 3)
     assert simplified(network).kept == ((0,), (0, 1), (0, 1))
     assert MOST_ENTRIES > 3
+
+
+def test_the_engine_plans_by_fewer_axes_and_answers_the_same() -> None:
+    network = chain(SURE, FLIP, IDLE, NOISY)
+    engine = Engine(network, Query())
+    assert engine.facts.shape.scopes == ((0,), (1,), (2,), (2, 3))
+    batch = EvidenceBatch(4, {0: np.array([0, 1, -1, 0], dtype=np.int32), 3: np.array([-1, 1, 1, 0], dtype=np.int32)})
+    answers = engine.answer(batch)
+    assert answers.status.tolist() == [OK, IMPOSSIBLE, OK, OK]
+    assert "v0" in answers.reasons[1]
+    expected = 0.3 * 0.1 + 0.7 * 0.8
+    np.testing.assert_allclose(answers.log_value[[0, 2, 3]], np.log([1, expected, 1 - expected]), atol=1e-14)
+    np.testing.assert_allclose(answers.posteriors[2][2], np.array([0.3 * 0.1, 0.7 * 0.8]) / expected)
+    np.testing.assert_array_equal(answers.posteriors[0][0], [1, 0])

@@ -174,9 +174,14 @@ def _tree_facts(tree: JunctionTree, network: Network) -> dict[str, Any]:
 def _stored_facts(engine: Engine, tree: JunctionTree) -> dict[str, Any]:
     """Return what `junctor calibrate` takes on a CPU, without evidence: bytes of all tables, and seconds of a core."""
     from junctor.cost.stored import stored_forecast
+    from junctor.engine.forecast import tree_of
     from junctor.planning.cliques import stored_plan
+    from junctor.planning.shape import shape_of
 
-    plan, algebra = stored_plan(tree, engine.facts.shape), engine.facts.ladder[0]
+    # Of whole tables, which may have axes that plans leave out.
+    shape = shape_of(engine.network)
+    plan = stored_plan(tree if shape == engine.facts.shape else tree_of(shape), shape)
+    algebra = engine.facts.ladder[0]
     seconds = stored_forecast(plan, frozenset(), algebra, engine.facts.cpu_costs)
     return {
         "bytes": plan.total_entries() * algebra.dtype.itemsize,
@@ -194,9 +199,10 @@ def _questions(engine: Engine) -> int | None:
     """
     from junctor.cliques.joint import JointQuestions
     from junctor.planning.cliques import plan_stored
+    from junctor.planning.shape import shape_of
 
     public = range(len(engine.network.public))
-    layouts = ([v for v in clique.layout if v in public] for clique in plan_stored(engine.facts.shape).cliques)
+    layouts = ([v for v in clique.layout if v in public] for clique in plan_stored(shape_of(engine.network)).cliques)
     scopes = [layout[:2] for layout in layouts if len(layout) > 1]
     # Spread over the tree, because questions take differently long in its parts.
     asked = scopes[:: -(-len(scopes) // QUESTIONS)]

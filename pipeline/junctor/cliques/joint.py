@@ -44,6 +44,7 @@ from junctor.model.options import ComputeOptions
 from junctor.model.query import Architecture, Precision, Query, one_of
 from junctor.planning.budget import Budget, approximate
 from junctor.planning.cliques import plan_stored
+from junctor.planning.shape import shape_of
 from junctor.runtime.machine import compute_options
 from junctor.strategies.strategy import Route
 
@@ -252,7 +253,7 @@ class JointQuestions:
     @cached_property
     def _stored(self) -> tuple[float, str | None]:
         """Seconds of stored tables, and the reason where there can be none."""
-        plan, algebra = plan_stored(self._engine.facts.shape), LADDERS[self.precision][0]
+        plan, algebra = plan_stored(shape_of(self.network)), LADDERS[self.precision][0]
         scopes = [frozenset(clique.layout) for clique in plan.cliques]
         if not all(any(scope.issuperset(question) for scope in scopes) for question in self._questions):
             return math.inf, "variables that are asked about share no clique"

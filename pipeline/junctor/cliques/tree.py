@@ -45,7 +45,7 @@ from junctor.model.options import ONE_THREAD, ComputeOptions, PipelineName
 from junctor.model.query import Precision, one_of
 from junctor.planning.budget import Budget, parse_bytes, too_long
 from junctor.planning.cliques import StoredPlan, plan_stored
-from junctor.planning.shape import Shape
+from junctor.planning.shape import shape_of
 from junctor.runtime.machine import allowed_memory, usable_cores
 
 # As a cell of an evidence table: a state by its name or number, or a likelihood of every state.
@@ -91,8 +91,8 @@ class StoredTree:
         if in_flight is not None and in_flight < 1:
             raise EvidenceError(f"found {in_flight} chunks in flight, expected 1 or more")
         self.network = network
-        shape = Shape(network.cardinalities, tuple(factor.scope for factor in network.factors), network.kind == "bayes")
-        self.plan = plan_stored(shape, cases)
+        # Of whole tables: a family is in a clique.
+        self.plan = plan_stored(shape_of(network), cases)
         self._ladder = LADDERS[precision]
         self._budget = Budget(allowed_memory(options))
         self._advice = advice

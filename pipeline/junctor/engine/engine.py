@@ -107,7 +107,8 @@ class Engine:
         self._asked, network = network, answering_network(network, query)
         # What is sampled is made of all posteriors and their errors.
         answered = query if query.method == "exact" else as_posteriors(network, query)
-        self.facts = Facts(network, answered, options, costs, expected_rows, workers, gpu, store)
+        fewer = network.with_fewer_axes
+        self.facts = Facts(fewer, answered, options, costs, expected_rows, workers, gpu, store)
         self.network = network
         self.query = query
         self.options = options

@@ -122,6 +122,12 @@ class Network:
         factors = [self._whole(variable) for variable in range(len(self.public))]
         return Network(self.name, self.public, tuple(factors), self.kind)
 
+    @cached_property
+    def with_fewer_axes(self) -> Network:
+        """The network without axes of tables along which nothing that is possible changes: the same distribution."""
+        made: Network = import_module("junctor.model.simplify").with_fewer_axes(self)
+        return made
+
     def _whole(self, variable: int) -> Factor:
         """Return the table of a variable with auxiliary parents summed out."""
         links = [variable]

@@ -1,8 +1,9 @@
 """A network without the states and axes that its zeros and equal entries make idle: narrower, with the same answers.
 
-Main function: `simplified`; main class: Simplified. A state that the other tables leave without support in one table
-has probability zero, whatever the evidence (arc consistency of table supports, to a fixpoint: Mackworth, Consistency in
-networks of relations, 1977); a table that is the same along an axis does not depend on its variable.
+Main functions: `simplified`, and `with_fewer_axes`, which leaves all states; main class: Simplified. A state that the
+other tables leave without support in one table has probability zero, whatever the evidence (arc consistency of table
+supports, to a fixpoint: Mackworth, Consistency in networks of relations, 1977); a table that is the same along an axis
+does not depend on its variable.
 """
 
 from __future__ import annotations
@@ -95,6 +96,34 @@ def simplified(network: Network) -> Simplified:
         variables[v] = Variable(variables[v].name, tuple(variables[v].states[state] for state in kept[v]))
     made = Network(network.name, tuple(variables), tuple(factors), network.kind, network.hidden)
     return Simplified(made, tuple(kept))
+
+
+def with_fewer_axes(network: Network) -> Network:
+    """Return a network with the same variables, states and joint distribution, whose tables have no idle axes.
+
+    In a Bayesian network an axis is also idle where a table is the same for all possible states of a parent: its own
+    table rules the other ones out. It is the network itself where there is none.
+    """
+    if network.kind == "markov":
+        # Any table may be the one that rules a state out.
+        factors = _without_idle_axes(list(network.factors), list(_stacks(network.factors)))
+    else:
+        found = simplified(network)
+        pairs = zip(network.factors, found.network.factors, strict=True)
+        factors = [_of_scope(old, new.scope, found.kept) for old, new in pairs]
+    if all(new is old for new, old in zip(factors, network.factors, strict=True)):
+        return network
+    for factor in factors:
+        factor.table.setflags(write=False)
+    return Network(network.name, network.variables, tuple(factors), network.kind, network.hidden)
+
+
+def _of_scope(factor: Factor, scope: tuple[int, ...], kept: Sequence[tuple[int, ...]]) -> Factor:
+    """Return a factor without the axes that a scope leaves out, each at a state that is kept."""
+    if scope == factor.scope:
+        return factor
+    where = tuple(slice(None) if v in scope else kept[v][0] for v in factor.scope)
+    return Factor(scope, np.ascontiguousarray(factor.table[where]))
 
 
 def _stacks(factors: Sequence[Factor]) -> Iterator[_Stack]:
