@@ -133,16 +133,17 @@ class Model:
     network: a Network, or the path of a network file. What was prepared is that of the Network: the functions and other
         models of it use it too, and it goes with it.
 
-    Loads compiled code where rows of the network will need it. Raises ModelError, and InputError for what is no path.
+    Loads compiled code where rows of the network will need it; on a machine without it another process compiles it
+    while NumPy answers. Raises ModelError, and InputError for what is no path.
     """
 
     def __init__(self, network: Network | str | os.PathLike[str]) -> None:
         self.network = _read(network)
         self._prepared = _prepared(self.network)
         if not has_joint_table(self.network):
-            from junctor.strategies.row_trees import load_trees
+            from junctor.strategies.row_trees import begin_trees
 
-            load_trees()
+            begin_trees()
 
     def __repr__(self) -> str:
         return f"Model({self.network!r})"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
 import pickle
 import subprocess
 import sys
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import junctor
@@ -22,6 +24,8 @@ from junctor.evidence.encode import as_arrow
 from junctor.generate import evidence_table, grid, random_network, sample
 from junctor.model.network import Network
 from junctor.model.strategies import Strategy
+from junctor.strategies import row_trees
+from junctor_kernels.row_trees import ahead, queue
 
 LARGER = random_network(40, seed=3, zeros=0.1)
 ROWS = evidence_table(LARGER, sample(LARGER, 100, seed=1), 0.3, "random", seed=1)
@@ -366,3 +370,27 @@ def test_what_is_let_go_is_free_at_once(rows: int, options: dict[str, Any]) -> N
         assert [each() for each in left] == [None] * len(left)
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_what_a_model_needs_is_loaded_or_compiled_beside(is_compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+    monkeypatch.setenv("JUNCTOR_CACHE", "")
+    monkeypatch.setattr(queue, "is_compiled", lambda: is_compiled)
+    monkeypatch.setattr(ahead, "begin", begun.append)
+    monkeypatch.setattr(row_trees, "load_trees", lambda: begun.append("loaded"))
+    junctor.Model(LARGER)
+    assert begun == ["loaded" if is_compiled else row_trees.__name__]
+    # A small one needs none of it.
+    junctor.Model(ASIA)
+    assert len(begun) == 1
+
+
+def test_what_compiles_beside_ends_with_its_parent(tmp_path: Path) -> None:
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", row_trees.__name__]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=environment) as process:
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(timeout=50) == 0
+    assert not list(tmp_path.rglob("*.nbc"))

@@ -233,7 +233,7 @@ def test_without_a_cache_nothing_that_is_kept_changes_who_answers(
     assert not not_compiled
 
 
-def test_the_first_answers_on_a_machine_compile_nothing(tmp_path: Path) -> None:
+def test_the_first_answers_and_fits_on_a_machine_compile_nothing(tmp_path: Path) -> None:
     code = """
 import junctor
 from junctor.model.pumping_station import plant
@@ -242,6 +242,10 @@ names = [v.name for v in plant().variables]
 rows = {names[3]: [plant().variables[3].states[0]] * 3, names[9]: [None, None, plant().variables[9].states[1]]}
 assert junctor.posteriors(plant(), rows)["status"].to_pylist() == ["ok"] * 3
 assert junctor.most_probable(plant(), rows).num_rows == 3
+asia = junctor.read_network("data/asia.bif")
+impossible = junctor.posteriors(asia, {"lung": ["yes"], "either": ["no"]})
+assert impossible["reason"].to_pylist() == ["impossible: lung = yes with either = no"]
+assert junctor.learn(asia, {"smoke": ["yes", "no"], "lung": [None, "no"]}, prior="bdeu:1").network.variables
 print(compilation.functions)
 """
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path), "JUNCTOR_CACHE": ""}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from junctor_kernels.cpu.interpreted import as_python
 from junctor_kernels.row_trees import tiles
 from junctor_kernels.row_trees.contract import contract
 from junctor_kernels.row_trees.inner_loops import loops
@@ -84,6 +86,17 @@ def test_more_rows_than_fit_a_panel(way: int) -> None:
     check(0.0, [(9, (1, 0, 1)), (1000, (1, 1, 0)), (71, (0, 1, 1)), (2, (1, 1, 1))], 1, (way,))
 
 
+def test_python_itself_contracts_alike() -> None:
+    def run(*args: Any) -> None:
+        with np.errstate(all="ignore"):
+            as_python(_contract.py_func)(*args)
+
+    for inner in range(7):
+        axes = [(5, KINDS[inner]), (3, (1, 1, 1)), (3, (1, 0, 1)), (2, (1, 1, 0)), (4, (0, 1, 1))]
+        check(0.3, axes[1:] if inner == 0 else axes, inner, run=run)
+    check(0.0, [(21, (1, 1, 1)), (3, (1, 1, 0))], 1, run=run)
+
+
 def ways_of(axes: list[tuple[int, tuple[int, int, int]]]) -> list[int]:
     """Return -1 for the chosen way, and the ways with tiles that are possible."""
     in_place = [tiles.DIRECT, tiles.DIRECT + 1] if axes[0][1] == (1, 1, 1) else []
@@ -92,22 +105,34 @@ def ways_of(axes: list[tuple[int, tuple[int, int, int]]]) -> list[int]:
 
 
 def check(
-    zeros: float, axes: list[tuple[int, tuple[int, int, int]]], seed: int, ways: tuple[int, ...] | None = None
+    zeros: float,
+    axes: list[tuple[int, tuple[int, int, int]]],
+    seed: int,
+    ways: tuple[int, ...] | None = None,
+    run: Callable[..., None] = _contract,
 ) -> None:
     """Compare with NumPy.
 
     axes: innermost first, entries and the tables that have them.
     ways: those of these that are possible; all by default.
+    run: `_contract`, compiled or not.
     """
     for way in ways_of(axes):
         if ways is None or way in ways:
-            _check(zeros, axes, seed, way, False)
+            _check(zeros, axes, seed, way, False, run)
             # Without tiles, axes that maxima are taken over have to be the outermost ones.
             if way >= 0 or sorted(axes, key=lambda axis: not axis[1][2]) == axes:
-                _check(zeros, axes, seed, way, True)
+                _check(zeros, axes, seed, way, True, run)
 
 
-def _check(zeros: float, axes: list[tuple[int, tuple[int, int, int]]], seed: int, way: int, largest: bool) -> None:
+def _check(
+    zeros: float,
+    axes: list[tuple[int, tuple[int, int, int]]],
+    seed: int,
+    way: int,
+    largest: bool,
+    run: Callable[..., None],
+) -> None:
     random = np.random.default_rng(seed)
     entries = [math.prod(size for size, kind in axes if kind[table]) for table in range(3)]
     places = np.cumsum([1, entries[0] + BEHIND, entries[1] + BEHIND]).tolist()
@@ -122,7 +147,7 @@ def _check(zeros: float, axes: list[tuple[int, tuple[int, int, int]]], seed: int
     for i, (size, kind) in enumerate(axes):
         memory.axes[i] = size, *(stride * has for stride, has in zip(strides, kind, strict=True))
         strides = [stride * (size if has else 1) for stride, has in zip(strides, kind, strict=True)]
-    _contract(memory, len(axes), way, largest, *map(np.uint64, places))
+    run(memory, len(axes), way, largest, *map(np.uint64, places))
     # With an axis of one entry where a table has none.
     full = [[size if kind[table] else 1 for size, kind in reversed(axes)] for table in range(3)]
     one, other = (before[places[t] : places[t] + entries[t]].reshape(full[t]) for t in range(2))

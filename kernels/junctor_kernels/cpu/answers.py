@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from junctor_kernels.cpu.jit import loops, part
+from junctor_kernels.cpu.jit import gradual, loops, part
 
 
 @part
@@ -93,6 +93,7 @@ def write_rows(posteriors: Any, by_row: int, by_entry: int, status: Any, rows: A
                     answers[at + e] = posteriors[source + e * by_entry]
 
 
+@gradual
 @loops
 def clear_rows(rows: Any, sizes: Any, answers: Any) -> None:
     """Set the posteriors of some rows to nan: rows without an answer have no numbers, and bytes must not vary.

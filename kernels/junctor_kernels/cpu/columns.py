@@ -16,7 +16,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from junctor_kernels.cpu.jit import loops
+from junctor_kernels.cpu.jit import gradual, loops
+from junctor_kernels.cpu.interpreted import OF_COLUMNS, stand_in
 from junctor_kernels.cpu.mixing import mixed
 from junctor_kernels.cpu.scaled import multiplied
 
@@ -34,6 +35,7 @@ def _load_state(_typing: Any, _address: Any) -> Any:
 
 
 state_at = intrinsic(_load_state)
+stand_in(globals(), OF_COLUMNS)
 
 
 def addresses_of(columns: Iterable[npt.NDArray[np.int32]]) -> npt.NDArray[np.int64]:
@@ -103,6 +105,7 @@ def take_states(columns: Any, rows: Any, lines: Any, states: Any) -> None:
             states[line, i] = states[line, last]
 
 
+@gradual
 @loops
 def take_codes(columns: Any, rows: Any, sizes: Any, codes: Any) -> None:
     """Write the codes of some rows.

@@ -16,6 +16,8 @@ from multiprocessing import parent_process
 # Of the environment: nothing is told where it has a text, unless that is one of those that stand for no.
 QUIET = "JUNCTOR_QUIET"
 NO = ("false", "no", "off", "0")
+# Seconds that Python runs kernels itself before they are compiled: a tenth of what that takes.
+PATIENCE = 3.0
 MESSAGE = "compiling for this machine, once (`junctor warmup` does it beforehand)"
 
 
@@ -38,9 +40,11 @@ class Compilation:
 
     listener: called when the first of them begins, from any thread; a line on stderr unless something else is set.
     functions: how many this process compiled.
+    patience: seconds that Python may still run kernels itself before they are compiled.
     """
 
     def __init__(self) -> None:
+        self.patience = PATIENCE
         self.listener: Callable[[], None] | None = _tell
         self.functions = 0
         self._ended = 0.0

@@ -30,6 +30,7 @@ from numba.core.runtime import rtsys
 from numba.extending import intrinsic
 
 from junctor_kernels.cpu.compilation import compilation
+from junctor_kernels.cpu.interpreted import OF_JIT, Interpreted, stand_in
 from junctor_kernels.cpu.sources import stamp_of
 from junctor_kernels.cpu.turns import Turn
 
@@ -368,6 +369,11 @@ def loops(function: Any, fastmath: Any = False) -> Any:
     return jit(function, fastmath, arrays=False)
 
 
+def gradual(compiled: Any) -> Any:
+    """Return a compiled function that Python calls, and runs itself while there is no code of it and little work."""
+    return Interpreted(compiled)
+
+
 def part(function: Any, fastmath: Any = False) -> Any:
     """Return a function for compiled code alone, that makes and returns no arrays."""
     return jit(function, fastmath, arrays=False, part=True)
@@ -428,6 +434,7 @@ def _as_bits(_typing: Any, _number: Any) -> Any:
 
 as_float: Any = intrinsic(_as_float)
 as_bits: Any = intrinsic(_as_bits)
+stand_in(globals(), OF_JIT)
 
 
 @inlined

@@ -14,6 +14,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
+from junctor_kernels.cpu.interpreted import OF_VECTORS, stand_in
+
 # Width of a vector: AVX-512, or else AVX2, which LLVM splits where registers are narrower. Results do not depend on it:
 # lanes are different entries or cases, never parts of one sum.
 _IS_AVX512, _IS_AVX2 = (bool(binding.get_host_cpu_features().get(name)) for name in ("avx512f", "avx2"))
@@ -383,6 +385,7 @@ def _lanes_total(_typing: Any, vector: Any) -> Any:
 lanes_total, wide8 = intrinsic(_lanes_total), intrinsic(_wide8)
 highest = _folded(">", "Return the largest number of a vector.")
 lowest = _folded("<", "Return the smallest number of a vector.")
+stand_in(globals(), OF_VECTORS)
 
 
 def _part(builder: Any, vector: Any, first: int, lanes: int) -> Any:

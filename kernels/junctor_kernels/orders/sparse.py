@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from junctor_kernels.cpu.jit import as_bits, jit, part, part_with_arrays
+from junctor_kernels.cpu.jit import as_bits, gradual, jit, part, part_with_arrays
 from junctor_kernels.orders import dense
 from junctor_kernels.orders.greedy import (
     GONE,
@@ -112,6 +112,7 @@ def sparse_work(graph: SparseGraph) -> SparseWork:
     )
 
 
+@gradual
 @jit
 def moral_graph(variables: int, starts: Any, scopes: Any) -> Any:
     """Return the graph in which the variables of each scope are all connected, as a SparseGraph.

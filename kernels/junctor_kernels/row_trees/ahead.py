@@ -1,6 +1,7 @@
 """Compilation in a second process of what a run needs later: `python -m junctor_kernels.row_trees.ahead DTYPE`.
 
 Main functions: `start`, called where rows are going to be answered in compiled code, and `main`, in that process.
+`begin` starts another module in that way.
 """
 
 from __future__ import annotations
@@ -85,12 +86,22 @@ def start(dtype: str) -> None:
     """
     if _started or dtype in _complete or parent_process() is not None:
         return
-    if not any(_is_missing(function, _types(arguments)) for function, arguments in calls(dtype)):
+    if any(_is_missing(function, _types(arguments)) for function, arguments in calls(dtype)):
+        begin(__name__, dtype)
+    else:
         _complete.add(dtype)
+
+
+def begin(module: str, *arguments: str) -> None:
+    """Start a module that compiles in a second process, unless there is one; it ends with this one.
+
+    module: calls `end_with_parent` first.
+    """
+    if _started or parent_process() is not None:
         return
     with suppress(OSError):
         process = subprocess.Popen(
-            [sys.executable, "-m", __name__, dtype],
+            [sys.executable, "-m", module, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -118,14 +129,19 @@ def _is_missing(function: Any, types: tuple[Any, ...]) -> bool:
 
 def main(dtype: str) -> None:
     """Compile what is missing, without what other processes are at, until standard input ends."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     for function, arguments in calls(dtype):
         types = _types(arguments)
         if _is_missing(function, types) and not function._cache.is_under_way:
             function.compile(types)
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """Let this process end when standard input does."""
+    threading.Thread(target=_wait_and_end, daemon=True).start()
+
+
+def _wait_and_end() -> None:
     # Unbuffered: nothing is held while this process ends by itself.
     os.read(sys.stdin.fileno(), 1)
     os._exit(0)

@@ -5,12 +5,12 @@ Main functions: `room` and `room_bytes`. Which cases are possible is decided in 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from junctor_kernels.cpu.jit import loops
+from junctor_kernels.cpu.jit import part
 from junctor_kernels.orders.dense import entries_for
 from junctor_kernels.orders.sparse import SparseGraph
 from junctor_kernels.row_trees.plan import COLUMNS, MOST_AXES, Factors, Tree, tree
@@ -138,7 +138,10 @@ def room_bytes(graph: SparseGraph, factors: int, columns: int, states: int) -> i
     return 8 * (block + most + 10 * MOST_AXES + MOST_WORDS + 24)
 
 
-@loops
 def words_for(cases: int) -> int:
     """Return the words of an entry in a block of so many cases."""
     return 1 if cases <= BITS else MOST_WORDS
+
+
+# The same for compiled code.
+block_words: Any = part(words_for)

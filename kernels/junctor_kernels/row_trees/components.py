@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from junctor_kernels.cpu.jit import inlined, loops, part
+from junctor_kernels.cpu.jit import gradual, inlined, loops, part
 from junctor_kernels.orders.sparse import sort
 
 Ints = npt.NDArray[np.int64]
@@ -140,6 +140,7 @@ def add_to(sums: Any, at: Any, value: Any) -> None:
     sums[at, SUM] = total
 
 
+@gradual
 @loops
 def split(families: Any, states: Any, soft: Any, weights: Any, first: int, work: Any, complete: Any, into: Any) -> int:
     """Split rows from `first` on; return the row for which there was no room, or DONE.
@@ -173,6 +174,7 @@ def split(families: Any, states: Any, soft: Any, weights: Any, first: int, work:
     return DONE
 
 
+@gradual
 @loops
 def mark_rows(
     families: Any, states: Any, soft: Any, weights: Any, work: Any, support: Any, impossible: Any, into: Any, marks: Any
@@ -202,6 +204,7 @@ def mark_rows(
         work.marks[0] = mark + 1
 
 
+@gradual
 @loops
 def merge(source: Any, first: int, into: Any) -> int:
     """Add the components of a store from `first` on to another one; return that for which it has no room, or DONE."""

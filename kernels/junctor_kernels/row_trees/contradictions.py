@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from junctor_kernels.cpu.columns import STATE, state_at
-from junctor_kernels.cpu.jit import loops, part
+from junctor_kernels.cpu.jit import gradual, loops, part
 from junctor_kernels.cpu.mixing import STEP, mixed
 from junctor_kernels.row_trees.case_words import BIT, IMPOSSIBLE, NOTHING, POSSIBLE, TOO_LARGE
 
@@ -176,12 +176,14 @@ def _keep_having(searches: Any, at: int) -> bool:
     return bool(some != NOTHING)
 
 
+@gradual
 @loops
 def enter_nothing(known: Any) -> None:
     """Enter that it is possible to have no findings."""
     _enter(known, _place(known, NOTHING, NOTHING), NOTHING, NOTHING, POSSIBLE)
 
 
+@gradual
 @loops
 def copy_known(before: Any, known: Any) -> None:
     """Enter all answers into other memory."""
@@ -191,6 +193,7 @@ def copy_known(before: Any, known: Any) -> None:
             _enter(known, _place(known, one, two), one, two, before.answers[at])
 
 
+@gradual
 @loops
 def ask(searches: Any, known: Any, questions: Any) -> int:
     """Write the questions of all waiting searches that are not known, each once; return their number.
@@ -224,6 +227,7 @@ def ask(searches: Any, known: Any, questions: Any) -> int:
     return count
 
 
+@gradual
 @loops
 def advance(searches: Any, known: Any, met: Any, owners: Any) -> int:
     """Take the answers to the questions of all waiting searches; return the questions that they have then.
@@ -280,6 +284,7 @@ def _take_answers(searches: Any, known: Any, s: int) -> None:
         searches.stage[s] = FOUND
 
 
+@gradual
 @loops
 def mark_columns(searches: Any, questions: Any, lines: Any) -> int:
     """Number the columns that questions have findings in, in their order; return how many there are.
@@ -302,6 +307,7 @@ def mark_columns(searches: Any, questions: Any, lines: Any) -> int:
     return count
 
 
+@gradual
 @loops
 def write_codes(searches: Any, questions: Any, lines: Any, sizes: Any, codes: Any) -> None:
     """Write the findings of questions.
@@ -322,6 +328,7 @@ def write_codes(searches: Any, questions: Any, lines: Any, sizes: Any, codes: An
                 codes[lines[sets.columns[at]], n] = sets.codes[at]
 
 
+@gradual
 @loops
 def write_having(addresses: Any, rows: Any, columns: Any, codes: Any, having: Any) -> None:
     """Write which of some rows have findings, as bits.
@@ -340,6 +347,7 @@ def write_having(addresses: Any, rows: Any, columns: Any, codes: Any, having: An
             having[f, w] = word
 
 
+@gradual
 @loops
 def write_keys(culprits: Any, codes: Any, cases: Any, keys: Any, counts: Any) -> None:
     """Write keys of the sets of culprits of some cases, equal for equal sets, and how many findings they have.
@@ -359,6 +367,7 @@ def write_keys(culprits: Any, codes: Any, cases: Any, keys: Any, counts: Any) ->
         keys[n], counts[n] = key, count
 
 
+@gradual
 @loops
 def write_sets(culprits: Any, codes: Any, cases: Any, sets: Any) -> None:
     """Write the sets of culprits of some cases; arguments as of `write_keys`, the starts of the sets are there."""

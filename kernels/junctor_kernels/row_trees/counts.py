@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from junctor_kernels.cpu.jit import jit, loops, part, part_with_arrays
+from junctor_kernels.cpu.jit import gradual, jit, loops, part, part_with_arrays
 from junctor_kernels.orders.greedy import UNITS_PER_BIT
 from junctor_kernels.orders.sparse import NOT_LISTED, SparseGraph, moral_graph
 from junctor_kernels.row_trees.components import add_to
@@ -139,6 +139,7 @@ def needed(room: CountRoom) -> int:
     return int(room.tree.nodes.counts[ARENA])
 
 
+@gradual
 @jit
 def count(
     families: Any,
@@ -476,6 +477,7 @@ def _add_family(factors: Any, planned: Any, number: int, weight: float, work: An
         target, _, _, _ = next_entry(work.axes, work.counters, 0, axes, target, ZERO, ZERO)
 
 
+@gradual
 @loops
 def add_sums(source: Any, into: Any) -> None:
     """Add sums to others, float64 [entries, 2]."""

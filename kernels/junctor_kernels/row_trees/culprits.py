@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from junctor_kernels.cpu.jit import loops, lowest_bit, part
-from junctor_kernels.row_trees.case_words import ALL, BIT, BITS, IMPOSSIBLE, NOTHING, words_for
+from junctor_kernels.cpu.jit import gradual, loops, lowest_bit, part
+from junctor_kernels.row_trees.case_words import ALL, BIT, BITS, IMPOSSIBLE, NOTHING, block_words
 from junctor_kernels.row_trees.plan import ENTRIES, FACTOR, LEFT, ONES, PARENT, RIGHT, TABLES, UP
 
 # Entries of a factor that are looked at for each case, rather than those of the case.
 ENTRIES_A_CASE = 4
 
 
+@gradual
 @loops
 def accuse_factors(
     supports: Any, findings: Any, begin: int, end: int, work: Any, some: Any, found: Any, culprits: Any
@@ -161,7 +162,7 @@ def _has_some(supports: Any, factor: int, same: int, place: int, others: int) ->
 @part
 def accuse(factors: Any, findings: Any, begin: int, end: int, room: Any, found: Any, culprits: Any) -> None:
     """Mark the findings of each impossible case below a table whose message is all zeros, the one with the fewest."""
-    tables, count, words = room.tree.nodes.tables, room.tree.nodes.counts[TABLES], words_for(end - begin)
+    tables, count, words = room.tree.nodes.tables, room.tree.nodes.counts[TABLES], block_words(end - begin)
     alive, weights, best = room.alive, room.weights, room.bases
     best[: end - begin] = ALL
     for number in range(count):

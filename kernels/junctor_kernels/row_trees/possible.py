@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from junctor_kernels.cpu.jit import inlined, loops, next_number, part
+from junctor_kernels.cpu.jit import gradual, inlined, loops, next_number, part
 from junctor_kernels.orders.greedy import WEIGHTED_MIN_FILL
 from junctor_kernels.row_trees.case_words import (
     ALL,
@@ -28,7 +28,7 @@ from junctor_kernels.row_trees.case_words import (
     POSSIBLE,
     SIZE,
     TOO_LARGE,
-    words_for,
+    block_words,
 )
 from junctor_kernels.row_trees.culprits import accuse
 from junctor_kernels.row_trees.plan import (
@@ -54,6 +54,7 @@ SAMPLED_SHARE, MOST_SAMPLES = 8, 16
 LEAST_RUN = 4
 
 
+@gradual
 @loops
 def decide(
     supports: Any, findings: Any, starts: Any, begun: int, first: int, most: float, room: Any, found: Any, culprits: Any
@@ -79,7 +80,7 @@ def decide(
         is_planned = plan_block(supports.factors, findings, begin, end, room)
         if not is_planned or (culprits.shape[0] and room.tree.nodes.counts[OPERATIONS] > most):
             found[begin:end] = TOO_LARGE
-        elif room.tree.nodes.counts[ARENA] * words_for(end - begin) > room.arena.size:
+        elif room.tree.nodes.counts[ARENA] * block_words(end - begin) > room.arena.size:
             # The caller enlarges the arena and calls again: compiled code cannot replace an array of a tuple.
             return int(block)
         else:
@@ -90,6 +91,7 @@ def decide(
     return -1
 
 
+@gradual
 @loops
 def write_patterns(codes: Any, sizes: Any, patterns: Any) -> None:
     """Write which columns of some cases have findings, as bits, the first column the highest one of the first word.
@@ -105,6 +107,7 @@ def write_patterns(codes: Any, sizes: Any, patterns: Any) -> None:
             patterns[c >> 6, case] |= bit if codes[c, case] != sizes[c] else NOTHING
 
 
+@gradual
 @loops
 def choose(
     factors: Any, findings: Any, starts: Any, edges: Any, patterns: int, most: int, seconds: Any, best: Any, room: Any
@@ -131,7 +134,7 @@ def choose(
             block = sample * blocks // samples
             begin, end = cut[block], cut[block + 1]
             is_planned = plan_block(factors, findings, begin, end, room)
-            counts, words = room.tree.nodes.counts, words_for(end - begin)
+            counts, words = room.tree.nodes.counts, block_words(end - begin)
             largest = max(largest, counts[ARENA] * words)
             price += (counts[OPERATIONS] * words * seconds[0] + counts[TABLES] * seconds[1]) * blocks / samples
             operations += counts[OPERATIONS] * words * blocks // samples
@@ -177,7 +180,7 @@ def plan_block(factors: Any, findings: Any, begin: int, end: int, room: Any) -> 
 def _collect(supports: Any, findings: Any, begin: int, end: int, room: Any, found: Any) -> None:
     """Compute all messages up of a block, and write to `found` [cases] which cases are possible."""
     nodes, arena = room.tree.nodes, room.arena
-    words = words_for(end - begin)
+    words = block_words(end - begin)
     # Entry 0 is the number 1, the operand of tables with one child.
     arena[:words] = ALL
     found[:] = POSSIBLE

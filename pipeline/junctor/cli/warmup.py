@@ -35,6 +35,8 @@ def warmup(device: Annotated[Device, typer.Option(help="What runs will use.")] =
     check_device(device)
     # Its own lines say so.
     compilation.listener = None
+    # Nor does Python run what is to be compiled.
+    compilation.patience = 0.0
     started = time.monotonic()
     # Beside a GPU the cores answer what is not worth it.
     for kind in dict.fromkeys(("cpu", device)):

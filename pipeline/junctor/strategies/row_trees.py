@@ -16,6 +16,7 @@ from junctor.model.answers import Answers, table_bytes, unanswered
 from junctor.model.network import Factor, Network, Variable
 from junctor.model.query import Query
 from junctor.model.strategies import Strategy
+from junctor.runtime.cache import user_cache
 from junctor.strategies.facts import Facts
 from junctor.strategies.strategy import Allowance, MemoryUse, Offer, Price, Route, Run, Way
 
@@ -159,7 +160,27 @@ def load_trees() -> None:
     memory = np.empty(table_bytes(query, (0,), network.cardinalities, 1), dtype=np.uint8)
     answers = unanswered(query, (0,), network.cardinalities, 1, {}, memory)
     batch = EvidenceBatch(1, {0: np.zeros(1, dtype=np.int32)})
-    RowEngine(network, (0,), room_bytes(network, 1 << 16)).answer(batch, np.arange(1), answers)
+    engine = RowEngine(network, (0,), room_bytes(network, 1 << 16))
+    # What prices them first: who finds the code of rows finds this too.
+    engine.work((), (0,))
+    engine.answer(batch, np.arange(1), answers)
+
+
+def begin_trees() -> None:
+    """Load the compiled code for rows with trees of their own; where there is none, let another process compile it."""
+    from junctor_kernels.row_trees import ahead, queue
+
+    # Without a cache nothing that is kept may change who answers.
+    if user_cache().is_off or queue.is_compiled():
+        load_trees()
+    else:
+        ahead.begin(__name__)
 
 
 WAY = RowTrees()
+
+if __name__ == "__main__":
+    from junctor_kernels.row_trees.ahead import end_with_parent
+
+    end_with_parent()
+    load_trees()
