@@ -16,8 +16,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from junctor_kernels.cpu.jit import gradual, loops
 from junctor_kernels.cpu.interpreted import OF_COLUMNS, stand_in
+from junctor_kernels.cpu.jit import gradual, loops
 from junctor_kernels.cpu.mixing import mixed
 from junctor_kernels.cpu.scaled import multiplied
 

@@ -1,7 +1,7 @@
 """Kernels run by Python itself while there is no compiled code of them: small work takes less than compiling it.
 
 Main class: `Interpreted`, which `jit.gradual` puts in place of a kernel. It runs a copy of the kernel in which every
-compiled function is the Python function that it is compiled from, and every intrinsic what stands for it: see the end of this file.
+compiled function is the Python function that it is compiled from; what stands for intrinsics is at the end.
 """
 
 from __future__ import annotations
