@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from junctor_kernels.cpu.compilation import Compilation
 from junctor_kernels.gpu import blocks, device, entries
 from junctor_kernels.gpu.blocks import CudaBlockDevice
 from junctor_kernels.gpu.device import (
@@ -63,6 +65,50 @@ def test_kernels_are_looked_up_once_for_each_device_and_variant(monkeypatch: pyt
     with pytest.raises(KeyError) as caught:
         module.function(one, "missing", "single")
     assert "missing" in caught.value.__notes__[0]
+
+
+def test_what_the_compiler_of_cuda_compiles_is_told_and_counted(monkeypatch: pytest.MonkeyPatch, cupy: Any) -> None:
+    kept: set[str] = set()
+
+    class Program:
+        def __init__(self, text: str) -> None:
+            self.src = text
+
+        def compile(self, options: tuple[str, ...], log: Any = None) -> str:
+            if self.src.startswith("bad"):
+                raise RuntimeError(self.src)
+            kept.add(self.src)
+            return "code"
+
+    class Module:
+        def __init__(self, code: str, options: tuple[str, ...]) -> None:
+            self.code, self.options = code, options
+
+        def get_function(self, name: str) -> Any:
+            # CuPy asks its files first.
+            return self.code in kept or Program(self.code).compile(self.options, log=None)
+
+    counted, told = Compilation(), list[str]()
+    counted.listener = lambda: told.append("told")
+    monkeypatch.setattr(device, "compilation", counted)
+    monkeypatch.setattr(cupy, "RawModule", Module)
+    monkeypatch.setattr(cupy.cuda, "compiler", SimpleNamespace(_NVRTCProgram=Program), raising=False)
+    device._count_compilation.cache_clear()
+    module = KernelModule(lambda variant="plain": f"source of {variant}")
+    # Those of others, and what CuPy has on disk, are not told of.
+    Program("source of others").compile(())
+    kept.add("source of kept")
+    module.function(CudaDevice(0), "add", "kept")
+    assert (counted.functions, told) == (0, [])
+    assert module.function(CudaDevice(0), "add", "single") == "code"
+    assert (counted.functions, told) == (1, ["told"])
+    module.function(CudaDevice(0), "multiply", "single")
+    module.function(CudaDevice(0), "add", "double")
+    assert (counted.functions, told) == (2, ["told"])
+    with pytest.raises(RuntimeError, match="bad source"):
+        KernelModule(lambda: "bad source").function(CudaDevice(0), "add")
+    # It has ended, too.
+    assert counted._under_way == 0
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to compile the GPU kernels for the CPU")

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from junctor_kernels.cpu.compilation import compilation
 from junctor_kernels.gpu import early_launch
 from junctor_kernels.gpu.captures import captures_of
 from junctor_kernels.gpu.reserved import ReservedMemory
@@ -120,8 +121,34 @@ class KernelModule:
 @cache
 def _compiled(cupy: Any, module: KernelModule, number: int, variant: str | None) -> Any:
     # A module belongs to the device on which it is loaded.
+    text = module.text(variant)
+    _count_compilation(cupy)
+    _texts.add(text)
     with cupy.cuda.Device(number):
-        return cupy.RawModule(code=module.text(variant), options=(STANDARD, *module.options))
+        return cupy.RawModule(code=text, options=(STANDARD, *module.options))
+
+
+# Sources of kernels, among those of others in this process.
+_texts: set[str] = set()
+
+
+@cache
+def _count_compilation(cupy: Any) -> None:
+    """Let `compilation` count, and tell, what the compiler of CUDA compiles, which CuPy has not kept on disk."""
+    with suppress(AttributeError):
+        program = cupy.cuda.compiler._NVRTCProgram
+        compile_program = program.compile
+
+        def compile_and_count(self: Any, *args: Any, **options: Any) -> Any:
+            if self.src not in _texts:
+                return compile_program(self, *args, **options)
+            compilation.begin()
+            try:
+                return compile_program(self, *args, **options)
+            finally:
+                compilation.end()
+
+        program.compile = compile_and_count
 
 
 @cache
