@@ -7,11 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import build
+import commands
 import junctor
+import links
 import pytest
+import typer
 from junctor import hmm
+from junctor.cli import app_for
 
 ROOT = Path(__file__).parents[1]
+SITE = ROOT / "docs" / "site"
 DECISIONS = ROOT / "docs" / "decisions"
 MEASUREMENTS = ROOT / "docs" / "measurements"
 PAGES = sorted(ROOT.glob("*.md"))
@@ -117,16 +123,65 @@ def test_decisions_have_context_choice_and_consequence() -> None:
 
 def test_the_reference_has_all_public_names_and_no_broken_links(tmp_path: Path) -> None:
     pytest.importorskip("pdoc", reason="of those who develop")
-    words = [sys.executable, "-W", "error:Found", str(ROOT / "docs" / "reference" / "build.py"), str(tmp_path)]
+    words = [sys.executable, "-W", "error:Found", str(SITE / "reference.py"), str(tmp_path)]
     subprocess.run(words, check=True, capture_output=True)
     for name, public in (("junctor", junctor.__all__), ("junctor/hmm", hmm.__all__), ("junctor/generate", ["grid"])):
         page = tmp_path / f"{name}.html"
         assert {f'id="{each}"' for each in public} <= set(re.findall(r'id="[^"]+"', page.read_text()))
-        for link in re.findall(r'href="([^":$]+)"', page.read_text()):
-            file, _, anchor = link.partition("#")
-            target = (page.parent / file).resolve() if file else page
-            assert target.exists(), link
-            assert not anchor or f'id="{anchor}"' in target.read_text(), link
+    # The page of the site from which it is reached.
+    (tmp_path.parent / "index.html").touch()
+    assert not list(links.lost_links(tmp_path))
     text = (tmp_path / "junctor.html").read_text()
     # Options of the table are keywords, with their texts.
     assert all(word in text for word in ("time_limit", "hide_targets", "column that names the cases"))
+
+
+def test_links_that_lead_nowhere_are_found(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "a.html").write_text(
+        '<h1 id="top">A</h1><a href="sub/b.html#there"></a><a href="sub/b.html#not"></a><a href="#top"></a>'
+        '<a href="#end"></a><img src="none.png"><a href="https://example.org/"></a><a href="data:,"></a>'
+    )
+    (tmp_path / "sub" / "b.html").write_text('<p id="there"><a href="../a.html"></a><a href="c.html"></a></p>')
+    lost = ["a.html: #end", "a.html: none.png", "a.html: sub/b.html#not", "sub/b.html: c.html"]
+    assert sorted(links.lost_links(tmp_path)) == lost
+
+
+def test_all_commands_and_options_have_a_place_in_the_reference() -> None:
+    pages = commands.pages()
+    group = typer.main.get_command(app_for())
+    assert pages.keys() == {"index.md", *(f"{name}.md" for name in group.commands)}
+    for name, command in group.commands.items():
+        assert f"[{name}]({name}.md)" in pages["index.md"]
+        for below in getattr(command, "commands", {}).values() or [command]:
+            words = [each.metavar or each.name for each in below.params if each.param_type_name == "argument"]
+            words += [each.opts[0] for each in below.params if each.param_type_name == "option"]
+            assert words or name in ("warmup", "serve")
+            assert [word for word in words if f"| `{word}" not in pages[f"{name}.md"]] == []
+    # Signs of Markdown and HTML are those of the help.
+    assert "'rows &lt; 1000'" in pages["learn.md"]
+    assert "such as 'DIAG\\_\\*'" in pages["run.md"]
+
+
+def test_pages_of_sources_are_named_in_place_of_the_sources() -> None:
+    named = set[Path]()
+    text = build.linked(ROOT / "docs" / "memory.md", named)
+    assert "](../pipeline/junctor/planning/chunks.py.html)" in text
+    assert "](../pipeline/junctor/placement.html)" in text
+    assert "](forecasts.md)" in text
+    assert {ROOT / "pipeline/junctor/planning/chunks.py", ROOT / "pipeline/junctor/placement"} <= named
+    notebooks = re.findall(r"\[notebook\]\(([\w/.]+)\)", build.linked(ROOT / "README.md", named))
+    assert [Path(each).suffix for each in notebooks] == [".md"]
+
+
+def test_pages_of_the_navigation_exist_and_no_page_is_left_out() -> None:
+    navigation = set(re.findall(r"docs/[\w/]+\.md", (SITE / "mkdocs.yml").read_text()))
+    assert len(navigation) > 25
+    listed = {
+        page.relative_to(ROOT).as_posix()
+        for folder in ("docs", "docs/scheduling")
+        for page in ROOT.glob(f"{folder}/*.md")
+    }
+    listed |= {f"docs/{page.stem}.md" for page in (ROOT / "docs").glob("*.ipynb")}
+    indices = {f"docs/{folder}/README.md" for folder in ("decisions", "measurements")}
+    assert navigation == listed | indices

@@ -1,4 +1,4 @@
-"""The reference of all public Python functions, as HTML: `uv run python docs/reference/build.py FOLDER`."""
+"""The reference of all public Python functions, as HTML: `uv run python docs/site/reference.py FOLDER`."""
 
 from __future__ import annotations
 

@@ -1,0 +1,42 @@
+"""Links of a folder of HTML pages that lead nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+
+class _Page(HTMLParser):
+    """The links of a page, and what they can lead to in it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: set[str] = set()
+        self.ids: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note what a tag names."""
+        for name, value in attrs:
+            if name in ("href", "src"):
+                self.links.add(value or "")
+            elif name in ("id", "name"):
+                self.ids.add(value or "")
+
+
+def lost_links(folder: Path) -> Iterator[str]:
+    """Yield the links that lead nowhere, each with its page; addresses elsewhere are not asked."""
+    folder = folder.resolve()
+    # What a server shows in place of any page has links from its root.
+    pages = {page: _Page(page.read_text()) for page in folder.rglob("*.html") if page.name != "404.html"}
+    for page, found in pages.items():
+        for link in sorted(found.links):
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
+            ids = pages[target].ids if target in pages else ()
+            if not target.is_file() or (parts.fragment and ids and unquote(parts.fragment) not in ids):
+                yield f"{page.relative_to(folder)}: {link}"
