@@ -179,7 +179,7 @@ def test_pages_of_the_navigation_exist_and_no_page_is_left_out() -> None:
     assert len(navigation) > 25
     listed = {
         page.relative_to(ROOT).as_posix()
-        for folder in ("docs", "docs/scheduling")
+        for folder in ("docs", "docs/scheduling", "docs/tutorials")
         for page in ROOT.glob(f"{folder}/*.md")
     }
     listed |= {f"docs/{page.stem}.md" for page in (ROOT / "docs").glob("*.ipynb")}

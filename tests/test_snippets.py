@@ -15,6 +15,7 @@ from pyarrow import parquet
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "data" / "README.md"]
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
 # What needs a server, another machine, a GPU or minutes.
 ELSEWHERE = re.compile(r"://|--device gpu|--prefect|junctor (demo|tune|warmup|serve|deploy|status)\b")
@@ -70,12 +71,45 @@ def test_python_runs(page: Path, scratch: Path) -> None:
             exec(compile(text, page.name, "exec"), names)
 
 
+SHOWN = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+def printed(lines: str) -> str:
+    """What the commands of a snippet print, but those that need a server of Prefect's."""
+    said = ""
+    for words in (shlex.split(line, comments=True) for line in lines.replace("\\\n", " ").splitlines()):
+        if words[0] == "mkdir":
+            Path(words[1]).mkdir()
+        elif words[0] == "junctor" and words[1] not in ("deploy", "serve"):
+            result = junctor_cli(*words[1:])
+            assert result.exit_code == 0, f"{shlex.join(words)}: {result.output}"
+            said += result.stdout
+    return said
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.name)
+def test_tutorials_show_what_the_reader_sees(page: Path, scratch: Path) -> None:
+    names: dict[str, object] = {}
+    said, compared = "", 0
+    for language, text in FENCED.findall(page.read_text()):
+        if language == "sh":
+            said = printed(text)
+        elif language == "python":
+            test = doctest.DocTestParser().get_doctest(text, names, page.name, str(page), 0)
+            assert doctest.DocTestRunner(optionflags=SHOWN).run(test, clear_globs=False).failed == 0
+            names, compared = test.globs, compared + 1
+        elif said:
+            assert doctest.OutputChecker().check_output(text, said, SHOWN), f"{page.name} shows\n{text}\nnot\n{said}"
+            said, compared = "", compared + 1
+    assert compared > 2
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if ">>> " in page.read_text()], ids=lambda page: page.name)
 def test_what_python_prints(page: Path, scratch: Path) -> None:
     # The examples in all snippets are one session.
     text = "\n".join(text for text in snippets(page, "python") if ">>>" in text)
     test = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
-    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    runner = doctest.DocTestRunner(optionflags=SHOWN)
     assert runner.run(test).failed == 0
 
 

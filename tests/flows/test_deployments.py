@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -95,6 +96,19 @@ def test_schedules_make_runs(server: PrefectServer, tmp_path: Path) -> None:
     nights(server, tmp_path, 1)
     # SQLAlchemy 2.1 let every pass of the scheduler fail, and only the server's log said so.
     assert "InvalidRequestError" not in (server.home / "server.log").read_text()
+
+
+def test_the_tutorial_shows_what_deploy_says(
+    server: PrefectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (ROOT / "docs" / "tutorials" / "schedule_it.md").read_text()
+    (command,) = [line for line in text.splitlines() if line.startswith("junctor deploy")]
+    shown = text.partition(command)[2].partition("```text\n")[2].partition("```")[0]
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(ROOT / "data", "data")
+    Path("inbox").mkdir()
+    assert server.junctor_here(*shlex.split(command)[1:]).stdout == shown
+    server.delete("asia-inbox")
 
 
 @pytest.mark.slow
