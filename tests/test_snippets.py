@@ -16,6 +16,8 @@ from pyarrow import parquet
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "data" / "README.md"]
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+# Calls of other libraries beside ours.
+OTHERS = ROOT / "docs" / "coming_from.md"
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
 # What needs a server, another machine, a GPU or minutes.
 ELSEWHERE = re.compile(r"://|--device gpu|--prefect|junctor (demo|tune|warmup|serve|deploy|status)\b")
@@ -106,11 +108,23 @@ def test_tutorials_show_what_the_reader_sees(page: Path, scratch: Path) -> None:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if ">>> " in page.read_text()], ids=lambda page: page.name)
 def test_what_python_prints(page: Path, scratch: Path) -> None:
+    for library in ("pgmpy", "pyagrum") if page == OTHERS else ():
+        pytest.importorskip(library)
     # The examples in all snippets are one session.
     text = "\n".join(text for text in snippets(page, "python") if ">>>" in text)
     test = doctest.DocTestParser().get_doctest(text, {}, page.name, str(page), 0)
     runner = doctest.DocTestRunner(optionflags=SHOWN)
     assert runner.run(test).failed == 0
+
+
+def test_other_libraries_have_the_same_numbers() -> None:
+    for section in OTHERS.read_text().split("\n## ")[1:]:
+        examples = doctest.DocTestParser().get_examples(
+            "".join(re.findall(r"^```python\n(.*?)^```", section, re.M | re.S))
+        )
+        said = [example.want for example in examples if example.want]
+        assert len(said) == section.count("# pgmpy") + section.count("# pyAgrum") + 1 > 1, section
+        assert len(set(said)) == 1, section
 
 
 def test_answers_in_the_readme(scratch: Path) -> None:
