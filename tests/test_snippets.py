@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import doctest
+import json
 import re
 import shlex
 import shutil
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import junctor
 import pytest
 from helpers.command_line import junctor_cli
 from pyarrow import parquet
 
 ROOT = Path(__file__).parents[1]
+# Pages whose snippets are one session from the first to the last, each with what it prints.
+SESSIONS = [ROOT / "docs" / "tables.md", *sorted((ROOT / "docs" / "tutorials").glob("*.md"))]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "data" / "README.md"]
-TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+PAGES = [page for page in PAGES if page not in SESSIONS]
 # Calls of other libraries beside ours.
 OTHERS = ROOT / "docs" / "coming_from.md"
+SERVICE = ROOT / "docs" / "service.md"
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```", re.M | re.S)
 # What needs a server, another machine, a GPU or minutes.
 ELSEWHERE = re.compile(r"://|--device gpu|--prefect|junctor (demo|tune|warmup|serve|deploy|status)\b")
@@ -89,8 +99,8 @@ def printed(lines: str) -> str:
     return said
 
 
-@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.name)
-def test_tutorials_show_what_the_reader_sees(page: Path, scratch: Path) -> None:
+@pytest.mark.parametrize("page", SESSIONS, ids=lambda page: page.name)
+def test_sessions_show_what_the_reader_sees(page: Path, scratch: Path) -> None:
     names: dict[str, object] = {}
     said, compared = "", 0
     for language, text in FENCED.findall(page.read_text()):
@@ -125,6 +135,68 @@ def test_other_libraries_have_the_same_numbers() -> None:
         said = [example.want for example in examples if example.want]
         assert len(said) == section.count("# pgmpy") + section.count("# pyAgrum") + 1 > 1, section
         assert len(set(said)) == 1, section
+
+
+@pytest.fixture
+def service(scratch: Path) -> Iterator[str]:
+    """The address of the service of its page, while it runs."""
+    uvicorn = pytest.importorskip("uvicorn")
+    names: dict[str, Any] = {}
+    exec(compile(snippets(SERVICE, "python")[0], "service.md", "exec"), names)
+    # As in a module of its own, where FastAPI looks for the types of arguments.
+    server = uvicorn.Server(uvicorn.Config(names["app"], port=0, log_level="warning"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+        assert thread.is_alive()
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/posteriors"
+    server.should_exit = True
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+REFUSED = [
+    ({"evidence": {"smokes": "yes"}, "targets": ["lung"]}, "unknown column 'smokes'"),
+    (
+        {"evidence": {"smoke": "maybe"}, "targets": ["lung"]},
+        "column 'smoke': unknown state 'maybe'; states are yes, no",
+    ),
+    ({"evidence": {"lung": "yes", "either": "no"}, "targets": ["tub"]}, "impossible: lung = yes with either = no"),
+    ({"evidence": {}, "targets": ["cough"]}, "cough"),
+    ({"evidence": {}}, "targets"),
+]
+
+
+def test_the_service_answers_many_requests_at_once(service: str) -> None:
+    httpx = pytest.importorskip("httpx")
+    network = junctor.read_network(ROOT / "data" / "asia.bif")
+    rows = [
+        {name: cell for name, cell in row.items() if cell is not None and name != "case_id"}
+        for row in network.sample(300, observed=0.5, seed=1).to_pylist()
+    ]
+    expected = junctor.posteriors(network, rows, ["lung"], hide_targets=True)
+
+    def ask(case: Any) -> Any:
+        return client.post(service, json=case)
+
+    # As many bad requests as good ones, among them.
+    cases = [each for i, row in enumerate(rows) for each in ({"evidence": row, "targets": ["lung"]}, REFUSED[i % 5][0])]
+    with httpx.Client(trust_env=False, timeout=60) as client, ThreadPoolExecutor(16) as threads:
+        answers = list(threads.map(ask, cases))
+        seen = ask({"evidence": {"xray": [0.8, 0.2]}, "targets": ["lung"]}).json()
+        said = ask(json.loads(re.findall("--json '(.*)'", SERVICE.read_text())[0])).json()
+    (shown,) = map(json.loads, snippets(SERVICE, "json"))
+    assert said["posteriors"]["lung"] == pytest.approx(shown["posteriors"]["lung"], abs=1e-12)
+    assert said["log_evidence"] == pytest.approx(shown["log_evidence"], abs=1e-12)
+    assert seen["posteriors"]["lung"] == pytest.approx({"yes": 0.162826, "no": 0.837174}, abs=1e-6)
+    for answer, posterior, log in zip(answers[::2], expected["lung"], expected["log_evidence"], strict=True):
+        assert answer.status_code == 200, answer.text
+        assert list(answer.json()["posteriors"]["lung"].values()) == pytest.approx(posterior.as_py(), abs=1e-12)
+        assert answer.json()["log_evidence"] == pytest.approx(log.as_py(), abs=1e-12)
+    for i, answer in enumerate(answers[1::2]):
+        assert answer.status_code == 422
+        assert REFUSED[i % 5][1] in str(answer.json()["detail"])
 
 
 def test_answers_in_the_readme(scratch: Path) -> None:
