@@ -1,0 +1,245 @@
+"""A network and what all rows observe alike become a circuit, or words why not.
+
+Main function: `compile_circuit`; main classes: Circuit, SearchLimits. All bounds are counts, so that the same network
+gets the same circuit on any machine, however busy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from copy import deepcopy
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from junctor_kernels.circuits import search
+from junctor_kernels.circuits.nodes import (
+    EDGES,
+    FIRST_INDICATOR,
+    NODES,
+    NOTHING,
+    FlatCircuit,
+    NodeStore,
+    flattened,
+    node_store,
+)
+from junctor_kernels.circuits.search import SearchState
+from junctor_kernels.circuits.tables import MOST_AXES, MOST_STATES, TableStore, table_store, with_table_room
+
+from junctor.circuits.orders import Order, orders_of
+from junctor.model.network import Factor, Network
+
+# Decisions after which orders are compared, and how many of them go on: further rounds of four times as many decisions
+# have the last number.
+FIRST_ROUND, GOING_ON = 1000, (6, 3, 2)
+# Entries of a factor; sums over larger ones are what trees are for.
+MOST_ENTRIES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class SearchLimits:
+    """Where a search ends without a circuit.
+
+    decisions: of one order.
+    edges: of a circuit in the making, products of two counted.
+    bytes: of a search.
+    """
+
+    decisions: int = 400_000
+    edges: int = 40_000_000
+    bytes: int = 1 << 31
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Circuit:
+    """A sum of products whose value is P(e), whatever the evidence is on.
+
+    flat: nodes; its indicators are numbered state after state, variable after variable.
+    log: natural logarithm of a number by which its value is multiplied; -inf where no row is possible.
+    fixed: states that all rows have to observe.
+    order: which one it came from, for people.
+    decisions: that the search took.
+    """
+
+    flat: FlatCircuit
+    log: float
+    fixed: tuple[tuple[int, int], ...]
+    order: str
+    decisions: int
+
+    @property
+    def edges(self) -> int:
+        """Edges: multiply-adds of a row."""
+        return len(self.flat.children)
+
+
+@dataclass(eq=False, slots=True)
+class _Search:
+    """A search by one order."""
+
+    order: Order
+    tables: TableStore
+    state: SearchState
+    nodes: NodeStore
+
+    def go_on(self, decisions: int) -> int:
+        """Search until a circuit is there, or a number of decisions is reached; return how it ended."""
+        while True:
+            found = int(search.search(self.tables, self.state, self.nodes, decisions))
+            if found != search.FULL:
+                return found
+            self.tables, self.state, self.nodes = search.with_room(self.tables, self.state, self.nodes)
+
+    @property
+    def edges(self) -> int:
+        """Edges so far."""
+        return int(self.nodes.counts[EDGES] + 2 * self.nodes.counts[NODES])
+
+    @property
+    def bytes(self) -> int:
+        """Bytes so far."""
+        return sum(array.nbytes for part in (self.tables, self.state, self.nodes) for array in part)
+
+    @property
+    def decisions(self) -> int:
+        """Decisions so far."""
+        return int(self.state.counts[search.DECISIONS])
+
+
+def compile_circuit(
+    network: Network,
+    fixed: Mapping[int, int],
+    needed: AbstractSet[int],
+    limits: SearchLimits,
+) -> Circuit | str:
+    """Return the circuit of a network, or why there is none.
+
+    fixed: variable -> state that all rows observe.
+    needed: variables that rows may observe, or whose posteriors are asked for, besides; all others are summed out.
+    """
+    factors = _relevant(network, set(fixed) | set(needed))
+    if (why := refused(network, factors)) is not None:
+        return why
+    begun = _begun(network, factors, fixed, needed)
+    if isinstance(begun, Circuit):
+        return begun
+    searches = [_Search(order, *_copies(*begun, order)) for order in orders_of(*begun[:2])]
+    return _best(searches, tuple(sorted(fixed.items())), limits)
+
+
+def refused(network: Network, factors: Sequence[Factor]) -> str | None:
+    """Return why a network has no circuit, whatever its numbers; None where it may have one."""
+    if max(network.cardinalities) > MOST_STATES:
+        return f"a variable has {max(network.cardinalities):,} states, circuits allow {MOST_STATES}"
+    if max((factor.table.size for factor in factors), default=0) > MOST_ENTRIES:
+        return f"a table has more than {MOST_ENTRIES:,} entries"
+    if max((len(factor.scope) for factor in factors), default=0) > MOST_AXES:
+        return f"a table has more than {MOST_AXES} variables"
+    return None
+
+
+def first_indicators(network: Network) -> npt.NDArray[np.int64]:
+    """Return the number of the indicator of the first state of each variable, and of all of them: int64 [n + 1]."""
+    return np.concatenate([[0], np.cumsum(network.cardinalities)]).astype(np.int64)
+
+
+def _relevant(network: Network, needed: AbstractSet[int]) -> list[Factor]:
+    """Return the factors of a network without barren variables: of a Bayesian one, ancestors of those needed."""
+    if network.kind != "bayes":
+        return list(network.factors)
+    relevant, waiting = set(needed), list(needed)
+    while waiting:
+        for parent in network.factors[waiting.pop()].scope:
+            if parent not in relevant:
+                relevant.add(parent)
+                waiting.append(parent)
+    return [network.factors[v] for v in sorted(relevant)]
+
+
+def _begun(
+    network: Network, factors: Sequence[Factor], fixed: Mapping[int, int], needed: AbstractSet[int]
+) -> tuple[TableStore, SearchState, NodeStore] | Circuit:
+    """Return tables and states after what the network and fixed states rule out; a circuit where nothing is left."""
+    starts = first_indicators(network)
+    indicators = [int(starts[v]) + FIRST_INDICATOR if v in needed else -1 for v in range(len(network.variables))]
+    sorted_axes = [np.argsort(factor.scope) for factor in factors]
+    scopes = [np.array(factor.scope, dtype=np.int64)[axes] for factor, axes in zip(factors, sorted_axes, strict=True)]
+    values = [factor.table.transpose(axes).reshape(-1) for factor, axes in zip(factors, sorted_axes, strict=True)]
+    state = search.search_state(network.cardinalities, scopes, indicators)
+    if network.kind == "bayes":
+        # Barren variables sum to one.
+        state.states[sorted(set(range(len(indicators))) - {factor.scope[-1] for factor in factors})] = 1
+    tables = table_store(max((len(each) for each in values), default=1))
+    packed = _packed(scopes), np.array(network.cardinalities, dtype=np.int64), _packed(values)
+    (scopes_at, variables), sizes, (values_at, numbers) = packed
+    done = 0
+    while (done := search.load_factors(tables, state, scopes_at, variables, sizes, values_at, numbers, done)) < len(
+        factors
+    ):
+        tables = with_table_room(tables)
+    for variable, observed in fixed.items():
+        search.observe(state, variable, observed)
+    while not search.propagate_root(tables, state):
+        tables = with_table_room(tables)
+    nodes = node_store(int(starts[-1]))
+    if state.numbers[search.LOG] == -math.inf:
+        return Circuit(flattened(nodes, NOTHING), -math.inf, tuple(sorted(fixed.items())), "none", 0)
+    return tables, state, nodes
+
+
+def _packed(arrays: Sequence[npt.NDArray[np.generic]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.generic]]:
+    """Return where arrays start, one after the other, and all of them."""
+    starts = np.concatenate([[0], np.cumsum([len(each) for each in arrays])]).astype(np.int64)
+    return starts, np.concatenate(arrays) if arrays else np.zeros(0, dtype=np.int64)
+
+
+def _copies(
+    tables: TableStore, state: SearchState, nodes: NodeStore, order: Order
+) -> tuple[TableStore, SearchState, NodeStore]:
+    """Return a search of its own, which has begun by an order."""
+    tables, state, nodes = deepcopy((tables, state, nodes))
+    state.ranks[:], state.positions[:] = order.ranks, order.positions
+    tables, state, nodes = search.with_room(tables, state, nodes)
+    search.begin(tables, state, nodes)
+    return tables, state, nodes
+
+
+def _best(searches: list[_Search], fixed: tuple[tuple[int, int], ...], limits: SearchLimits) -> Circuit | str:
+    """Return the smallest circuit of the first round that has any; of others those go on that have come furthest."""
+    why = ""
+    for decisions, going_on in _rounds(limits.decisions):
+        done, left = [], []
+        for each in searches:
+            found = each.go_on(decisions)
+            if found == search.DONE:
+                done.append(each)
+            elif found == search.UNDERFLOW:
+                why = "products of its entries are too small for a number"
+            elif each.edges > limits.edges:
+                why = f"it has more than {limits.edges:,} edges by order {each.order.name}"
+            elif each.bytes > limits.bytes:
+                why = f"its search takes more than {limits.bytes:,} bytes by order {each.order.name}"
+            else:
+                left.append(each)
+        if done:
+            return min((_circuit(each, fixed) for each in done), key=lambda circuit: circuit.edges)
+        searches = sorted(left, key=lambda each: -search.progress(each.state))[:going_on]
+        if not searches:
+            break
+    return why or f"no circuit after {limits.decisions:,} decisions by any of several orders"
+
+
+def _rounds(most: int) -> Iterator[tuple[int, int]]:
+    """Yield the decisions of each round, and how many searches go on after it."""
+    decisions, number = FIRST_ROUND, 0
+    while decisions < most:
+        yield decisions, GOING_ON[min(number, len(GOING_ON) - 1)]
+        decisions, number = 4 * decisions, number + 1
+    yield most, 0
+
+
+def _circuit(found: _Search, fixed: tuple[tuple[int, int], ...]) -> Circuit:
+    flat = flattened(found.nodes, int(found.state.counts[search.ROOT]))
+    return Circuit(flat, float(found.state.numbers[search.LOG]), fixed, found.order.name, found.decisions)

@@ -1,0 +1,173 @@
+"""Rows of a batch answered by a circuit, block by block, in doubles or, where these lose too much, in logarithms.
+
+Main class: CircuitProgram.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+from junctor_kernels.circuits import evaluate
+from junctor_kernels.circuits.evaluate import CASES, CircuitAnswers, CircuitEvidence
+
+from junctor.backends.impossible_answers import leave_impossible
+from junctor.circuits.compile import Circuit, first_indicators
+from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Rows
+from junctor.model.answers import OK, Answers
+from junctor.model.network import Network
+from junctor.runtime.threads import in_threads
+
+Floats = npt.NDArray[np.float64]
+
+# Share of a root that may be lost where numbers are too small: posteriors keep twelve digits and more.
+MOST_LOST = 1e-14
+# The smallest positive double, and likelihoods, of which the largest is 1, that are small enough to lose digits.
+SMALLEST, SMALL = 5e-324, 1e-250
+# Rows of a task: their evidence is gathered at once.
+TASK_ROWS = 1024
+
+
+class CircuitProgram:
+    """A circuit ready to answer rows; safe between threads.
+
+    network: whose circuit it is.
+    circuit: some states may be fixed in it, which all rows observe.
+    """
+
+    def __init__(self, network: Network, circuit: Circuit) -> None:
+        self.network = network
+        self.circuit = circuit
+        starts = first_indicators(network)
+        numbers = circuit.flat.indicators
+        # A number that stands for no state is always 1.
+        self._variables = np.searchsorted(starts, numbers, side="right").astype(np.int64) - 1
+        self._numbers = (numbers - starts[self._variables]).astype(np.int32)
+        self._places = np.full(int(starts[-1]), -1, dtype=np.int32)
+        real = np.flatnonzero(numbers >= 0)
+        self._places[numbers[real]] = real
+        self._starts = starts
+        self._fixed = dict(circuit.fixed)
+
+    @cached_property
+    def least(self) -> float:
+        """The least root that loses no more than it may."""
+        lost = float(evaluate.largest(self.circuit.flat, *evaluate.block_memory(self.circuit.flat)))
+        return max(SMALLEST * lost / MOST_LOST, 1e-280) if math.isfinite(lost) else math.inf
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the circuit and of a block."""
+        return sum(array.nbytes for array in self.circuit.flat) + 16 * CASES * len(self.circuit.flat.is_sum)
+
+    def answer(self, batch: EvidenceBatch, rows: Rows, answers: Answers, threads: int) -> None:
+        """Write the answers to rows of a batch, all of which observe what is fixed."""
+        if self.circuit.log == -math.inf:
+            self._leave(rows, answers)
+            return
+        least = self.least
+        parts = [rows[start : start + TASK_ROWS] for start in range(0, len(rows), TASK_ROWS)]
+        in_threads(lambda part, _: self._answer_part(batch, part, answers, least), parts, threads)
+
+    def _answer_part(self, batch: EvidenceBatch, rows: Rows, answers: Answers, least: float) -> None:
+        evidence, scales, odd = self._evidence(batch, rows)
+        found = self._answers(answers, len(rows))
+        memory, circuit = evaluate.block_memory(self.circuit.flat), self.circuit.flat
+        in_doubles = evidence._replace(likelihoods=np.exp(evidence.likelihoods))
+        for start in range(0, len(rows), CASES) if math.isfinite(least) else ():
+            evaluate.answer_block(circuit, in_doubles, found, rows, start, least, *memory)
+        with np.errstate(divide="ignore"):
+            logs = np.log(found.roots)
+        for row in np.flatnonzero(odd | ~(found.roots >= least)).tolist():
+            evaluate.answer_block_in_logs(circuit, evidence, found, rows, row, *memory)
+            logs[row] = found.roots[row]
+            self._normalise(int(rows[row]), answers)
+        self._write(rows, logs, scales, answers)
+
+    def _write(self, rows: Rows, logs: Floats, scales: Floats, answers: Answers) -> None:
+        """Write status and log P(e) of rows, and the posteriors of what is fixed."""
+        possible = logs > -math.inf
+        fine = rows[possible]
+        answers.status[fine], answers.log_value[fine] = OK, (logs + scales + self.circuit.log)[possible]
+        for v in answers.targets:
+            if v in self._fixed:
+                answers.posteriors[v][fine] = np.arange(self.network.cardinalities[v]) == self._fixed[v]
+        self._leave(rows[~possible], answers)
+
+    def _normalise(self, row: int, answers: Answers) -> None:
+        """Divide posteriors that come from logarithms by their sums: these lose digits where they are large."""
+        for v in answers.targets:
+            if v not in self._fixed:
+                answers.posteriors[v][row] /= max(answers.posteriors[v][row].sum(), SMALLEST)
+
+    def _leave(self, rows: Rows, answers: Answers) -> None:
+        if rows.size:
+            sizes = np.array([self.network.cardinalities[v] for v in answers.targets], dtype=np.int64)
+            leave_impossible(rows, answers, sizes)
+
+    def _answers(self, answers: Answers, rows: int) -> CircuitAnswers:
+        """Return where posteriors go; those of what is fixed are written apart."""
+        assert answers.memory is not None
+        batch_rows, cards = len(answers.status), self.network.cardinalities
+        sizes = np.array([cards[v] for v in answers.targets], dtype=np.int64)
+        before = np.cumsum(sizes) - sizes
+        targets = np.repeat(np.arange(len(sizes)), sizes)
+        numbers = np.arange(int(sizes.sum())) - before[targets]
+        free = np.array([v not in self._fixed for v in answers.targets], dtype=bool)[targets]
+        firsts = self._starts[np.array(answers.targets, dtype=np.int64)][targets]
+        return CircuitAnswers(
+            self._places[firsts + numbers][free],
+            (before[targets] * batch_rows + numbers)[free],
+            sizes[targets][free],
+            answers.memory,
+            np.zeros(rows),
+        )
+
+    def _evidence(self, batch: EvidenceBatch, rows: Rows) -> tuple[CircuitEvidence, Floats, npt.NDArray[np.bool_]]:
+        """Return evidence of rows, logarithms that likelihoods were divided by, and rows that doubles cannot hold."""
+        observed = [v for v, column in batch.states.items() if v not in self._fixed]
+        places = np.full(len(self.network.variables) + 1, -1, dtype=np.int32)
+        places[observed] = np.arange(len(observed), dtype=np.int32)
+        states = np.full((max(1, len(observed)), len(rows)), UNOBSERVED, dtype=np.int32)
+        for place, v in enumerate(observed):
+            states[place] = batch.states[v][rows]
+        soft, likelihoods = np.full(len(self._places) + 1, -1, dtype=np.int32), list[Floats]()
+        scales, odd = np.zeros(len(rows)), np.zeros(len(rows), dtype=bool)
+        for v, likelihood in batch.likelihoods.items():
+            where, values = likelihood.among(rows)
+            if not where.size:
+                continue
+            with np.errstate(divide="ignore"):
+                logs = np.log(values)
+            top = logs.max(axis=1, keepdims=True)
+            # Of nothing but zeros no scale is to be taken out.
+            top[~np.isfinite(top)] = 0.0
+            scales[where] += top[:, 0]
+            odd[where] |= ((logs - top < math.log(SMALL)) & (values > 0)).any(axis=1)
+            table = np.zeros((values.shape[1], len(rows)))
+            table[:, where] = (logs - top).T
+            first = int(self._starts[v])
+            soft[first : first + len(table)] = sum(len(each) for each in likelihoods) + np.arange(len(table))
+            likelihoods.append(table)
+        tables = np.concatenate(likelihoods) if likelihoods else np.zeros((1, len(rows)))
+        found = CircuitEvidence(
+            np.where(self._variables < 0, -1, places[self._variables]).astype(np.int32),
+            self._numbers,
+            states,
+            np.where(self._variables < 0, -1, soft[self.circuit.flat.indicators]).astype(np.int32),
+            tables,
+        )
+        return found, scales, odd
+
+
+def fixed_states(batch: EvidenceBatch, rows: Rows, columns: Sequence[int]) -> dict[int, int]:
+    """Return what some columns say that all rows observe alike: variable -> state."""
+    found = {}
+    for v in columns:
+        column = batch.states[v][rows]
+        if len(column) and column[0] != UNOBSERVED and (column == column[0]).all():
+            found[v] = int(column[0])
+    return found

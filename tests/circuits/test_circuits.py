@@ -1,0 +1,147 @@
+"""Circuits against enumeration: networks with zeros, equal and extreme entries, any evidence, fixed states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+from helpers.engine_cases import blank, check_posteriors
+from helpers.noisy_max import noisy_network
+from helpers.strategies import evidence_batches, networks
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from junctor.circuits.compile import Circuit, SearchLimits, compile_circuit
+from junctor.circuits.evaluate import CircuitProgram, fixed_states
+from junctor.engine.engine import Engine
+from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
+from junctor.generate import grid, random_network, sample
+from junctor.model.answers import IMPOSSIBLE, OK, Answers
+from junctor.model.network import Factor, Network, Variable
+from junctor.model.query import Query
+
+
+def compiled(network: Network, fixed: Mapping[int, int]) -> Circuit:
+    circuit = compile_circuit(network, fixed, set(range(len(network.public))) - set(fixed), SearchLimits())
+    if isinstance(circuit, str):
+        # Entries of 1e-300 multiply to what no double holds.
+        assert "too small for a number" in circuit
+        assume(False)
+    assert isinstance(circuit, Circuit)
+    return circuit
+
+
+def answers_of(network: Network, batch: EvidenceBatch, fixed: Mapping[int, int]) -> Answers:
+    answers = blank(network, batch, range(len(network.public)))
+    CircuitProgram(network, compiled(network, fixed)).answer(batch, np.arange(batch.rows), answers, 1)
+    return answers
+
+
+def switched(variables: int, seed: int) -> Network:
+    """Return a network of tables that copy, swap, ignore and mix their parents: all but zeros and equal entries."""
+    rng = np.random.default_rng(seed)
+    factors = []
+    for v in range(variables):
+        parents = sorted(rng.choice(v, min(v, 3), replace=False).tolist()) if v else []
+        table = rng.choice([0.0, 1.0, 0.5, 0.25], size=[3] * (len(parents) + 1), p=[0.6, 0.2, 0.1, 0.1])
+        table[..., 0] += table.sum(axis=-1) == 0
+        if parents and rng.random() < 0.4:
+            table[:] = table[:1]
+        factors.append(Factor((*parents, v), table / table.sum(axis=-1, keepdims=True)))
+    return Network("switched", tuple(Variable(f"v{i}", ("a", "b", "c")) for i in range(variables)), tuple(factors))
+
+
+@given(networks(max_variables=6, max_joint=512), st.data())
+def test_posteriors_equal_enumeration(network: Network, data: st.DataObject) -> None:
+    batch = data.draw(evidence_batches(network, max_rows=6, invalid=False))
+    check_posteriors(network, batch, answers_of(network, batch, {}), 1e-12)
+
+
+@given(st.integers(0, 10_000), st.data())
+def test_zeros_and_equal_entries(seed: int, data: st.DataObject) -> None:
+    network = switched(7, seed)
+    batch = data.draw(evidence_batches(network, min_rows=1, invalid=False))
+    check_posteriors(network, batch, answers_of(network, batch, {}), 1e-12)
+
+
+@given(networks(max_variables=6, max_joint=512), st.data())
+def test_columns_that_all_rows_observe_alike(network: Network, data: st.DataObject) -> None:
+    batch = data.draw(evidence_batches(network, min_rows=1, soft=False, invalid=False))
+    column = data.draw(st.integers(0, len(network.variables) - 1))
+    state = data.draw(st.integers(0, network.cardinalities[column] - 1))
+    batch.states[column] = np.full(batch.rows, state, dtype=np.int32)
+    fixed = fixed_states(batch, np.arange(batch.rows), list(batch.states))
+    assert fixed[column] == state
+    check_posteriors(network, batch, answers_of(network, batch, fixed), 1e-12)
+
+
+@pytest.mark.parametrize("strongest_last", [False, True])
+def test_noisy_nodes_are_chains(strongest_last: bool) -> None:
+    network = noisy_network(strongest_last)
+    states = {7: np.array([0, 2, UNOBSERVED], np.int32), 8: np.array([1, UNOBSERVED, 0], np.int32)}
+    batch = EvidenceBatch(3, states)
+    found, expected = answers_of(network, batch, {}), Engine(network, Query()).answer(batch)
+    np.testing.assert_allclose(found.log_value, expected.log_value, rtol=1e-12)
+    for v in expected.targets:
+        np.testing.assert_allclose(found.posteriors[v], expected.posteriors[v], rtol=0, atol=1e-12)
+
+
+def test_variables_that_nobody_needs_have_no_indicators() -> None:
+    network = random_network(12, seed=4)
+    whole, few = compiled(network, {}), compile_circuit(network, {}, {0, 3}, SearchLimits())
+    assert isinstance(few, Circuit)
+    assert few.edges < whole.edges / 4
+    answers, batch = blank(network, EvidenceBatch(1), (0, 3)), EvidenceBatch(1)
+    CircuitProgram(network, few).answer(batch, np.arange(1), answers, 1)
+    expected = Engine(network, Query()).answer(batch)
+    for v in (0, 3):
+        np.testing.assert_allclose(answers.posteriors[v], expected.posteriors[v], rtol=0, atol=1e-12)
+
+
+def test_rows_of_several_tasks_and_threads() -> None:
+    network = switched(12, 5)
+    states = sample(network, 2100, seed=1)
+    states[np.random.default_rng(1).random(states.shape) < 0.6] = UNOBSERVED
+    states[::7, 0] = 2
+    batch = EvidenceBatch(2100, {v: np.ascontiguousarray(states[:, v]) for v in range(12)})
+    program, answers = CircuitProgram(network, compiled(network, {})), blank(network, batch)
+    program.answer(batch, np.arange(2100), answers, 3)
+    expected = Engine(network, Query()).answer(batch)
+    assert (answers.status == expected.status).all()
+    assert {OK, IMPOSSIBLE} == set(answers.status.tolist())
+    good = answers.status == OK
+    for v in range(12):
+        np.testing.assert_allclose(answers.posteriors[v][good], expected.posteriors[v][good], rtol=0, atol=1e-12)
+
+
+def test_probabilities_below_all_doubles() -> None:
+    variables = tuple(Variable(f"v{i}", ("a", "b")) for i in range(150))
+    factors = tuple(Factor((i,), np.array([1e-4, 1 - 1e-4])) for i in range(150))
+    network = Network("rare", variables, factors)
+    batch = EvidenceBatch(1, {v: np.zeros(1, np.int32) for v in range(150)})
+    answers = answers_of(network, batch, {})
+    assert answers.log_value[0] == pytest.approx(150 * np.log(1e-4), rel=1e-12)
+    np.testing.assert_array_equal(answers.posteriors[7][0], [1, 0])
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        (SearchLimits(decisions=50), "no circuit after 50 decisions"),
+        (SearchLimits(decisions=5000, edges=100), "more than 100 edges"),
+        (SearchLimits(decisions=5000, bytes=1000), "more than 1,000 bytes"),
+    ],
+)
+def test_a_search_ends_at_its_limits(limits: SearchLimits, words: str) -> None:
+    network = grid(9, 9, seed=1)
+    found = compile_circuit(network, {}, set(range(81)), limits)
+    assert isinstance(found, str)
+    assert words in found
+
+
+def test_the_same_circuit_every_time() -> None:
+    network = switched(14, 3)
+    one, other = compiled(network, {}), compiled(network, {})
+    assert one.order == other.order
+    for name in one.flat._fields:
+        np.testing.assert_array_equal(getattr(one.flat, name), getattr(other.flat, name))
