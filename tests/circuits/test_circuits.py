@@ -11,8 +11,9 @@ from helpers.noisy_max import noisy_network
 from helpers.strategies import evidence_batches, networks
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from junctor.circuits.compile import Circuit, SearchLimits, compile_circuit
+from junctor.circuits.compile import Circuit, compile_circuit
 from junctor.circuits.evaluate import CircuitProgram, fixed_states
+from junctor.circuits.limits import SearchLimits
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.generate import grid, random_network, sample

@@ -58,7 +58,7 @@ def fails(result: Result, code: int, *words: str) -> None:
     assert len([line for line in result.stderr.splitlines() if line.startswith("error: ")]) == 1
 
 
-@pytest.mark.parametrize("strategy", ["joint-table", "row-trees", "entries", "cpu-blocks", "chunks"])
+@pytest.mark.parametrize("strategy", ["joint-table", "row-trees", "entries", "cpu-blocks", "chunks", "circuit"])
 def test_rows_go_the_way_that_is_asked_for(strategy: str) -> None:
     assert run("--strategy", strategy).exit_code == 0
     (part,) = json.loads(Path("out/manifest.json").read_text())["parts"]

@@ -19,6 +19,7 @@ from junctor.backends.gpu import GpuProgram
 from junctor.backends.joint_table import JointTable
 from junctor.backends.numpy import Program
 from junctor.backends.row_trees import RowEngine
+from junctor.circuits.evaluate import CircuitProgram
 from junctor.engine.choose import refusal
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
@@ -138,6 +139,7 @@ ENDS: dict[Strategy, tuple[Any, str, Any]] = {
     Strategy.ENTRIES: (Program, "run", break_outcomes),
     Strategy.CPU_BLOCKS: (CompiledProgram, "_run", break_outcomes),
     Strategy.GPU_BLOCKS: (GpuProgram, "prepare", lambda prepare: lambda *args: break_outcomes(prepare(*args))),
+    Strategy.CIRCUIT: (CircuitProgram, "answer", break_answers),
     Strategy.CHUNKS: (chunked_rows, "answer_case_by_case", break_answers),
 }
 

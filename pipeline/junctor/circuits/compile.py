@@ -1,7 +1,7 @@
 """A network and what all rows observe alike become a circuit, or words why not.
 
-Main function: `compile_circuit`; main classes: Circuit, SearchLimits. All bounds are counts, so that the same network
-gets the same circuit on any machine, however busy.
+Main function: `compile_circuit`; main class: Circuit. All bounds are counts, so that the same network gets the same
+circuit on any machine, however busy.
 """
 
 from __future__ import annotations
@@ -26,30 +26,15 @@ from junctor_kernels.circuits.nodes import (
     node_store,
 )
 from junctor_kernels.circuits.search import SearchState
-from junctor_kernels.circuits.tables import MOST_AXES, MOST_STATES, TableStore, table_store, with_table_room
+from junctor_kernels.circuits.tables import TableStore, table_store, with_table_room
 
+from junctor.circuits.limits import SearchLimits, refused
 from junctor.circuits.orders import Order, orders_of
 from junctor.model.network import Factor, Network
 
 # Decisions after which orders are compared, and how many of them go on: further rounds of four times as many decisions
 # have the last number.
 FIRST_ROUND, GOING_ON = 1000, (6, 3, 2)
-# Entries of a factor; sums over larger ones are what trees are for.
-MOST_ENTRIES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class SearchLimits:
-    """Where a search ends without a circuit.
-
-    decisions: of one order.
-    edges: of a circuit in the making, products of two counted.
-    bytes: of a search.
-    """
-
-    decisions: int = 400_000
-    edges: int = 40_000_000
-    bytes: int = 1 << 31
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -127,17 +112,6 @@ def compile_circuit(
         return begun
     searches = [_Search(order, *_copies(*begun, order)) for order in orders_of(*begun[:2])]
     return _best(searches, tuple(sorted(fixed.items())), limits)
-
-
-def refused(network: Network, factors: Sequence[Factor]) -> str | None:
-    """Return why a network has no circuit, whatever its numbers; None where it may have one."""
-    if max(network.cardinalities) > MOST_STATES:
-        return f"a variable has {max(network.cardinalities):,} states, circuits allow {MOST_STATES}"
-    if max((factor.table.size for factor in factors), default=0) > MOST_ENTRIES:
-        return f"a table has more than {MOST_ENTRIES:,} entries"
-    if max((len(factor.scope) for factor in factors), default=0) > MOST_AXES:
-        return f"a table has more than {MOST_AXES} variables"
-    return None
 
 
 def first_indicators(network: Network) -> npt.NDArray[np.int64]:

@@ -60,8 +60,13 @@ class CircuitProgram:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the circuit and of a block."""
-        return sum(array.nbytes for array in self.circuit.flat) + 16 * CASES * len(self.circuit.flat.is_sum)
+        """Bytes of the circuit."""
+        return sum(array.nbytes for array in self.circuit.flat)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of the values and derivatives of a block."""
+        return 16 * CASES * len(self.circuit.flat.is_sum)
 
     def answer(self, batch: EvidenceBatch, rows: Rows, answers: Answers, threads: int) -> None:
         """Write the answers to rows of a batch, all of which observe what is fixed."""
@@ -84,7 +89,8 @@ class CircuitProgram:
         for row in np.flatnonzero(odd | ~(found.roots >= least)).tolist():
             evaluate.answer_block_in_logs(circuit, evidence, found, rows, row, *memory)
             logs[row] = found.roots[row]
-            self._normalise(int(rows[row]), answers)
+            if logs[row] > -math.inf:
+                self._normalise(int(rows[row]), answers)
         self._write(rows, logs, scales, answers)
 
     def _write(self, rows: Rows, logs: Floats, scales: Floats, answers: Answers) -> None:
@@ -101,7 +107,7 @@ class CircuitProgram:
         """Divide posteriors that come from logarithms by their sums: these lose digits where they are large."""
         for v in answers.targets:
             if v not in self._fixed:
-                answers.posteriors[v][row] /= max(answers.posteriors[v][row].sum(), SMALLEST)
+                answers.posteriors[v][row] /= answers.posteriors[v][row].sum()
 
     def _leave(self, rows: Rows, answers: Answers) -> None:
         if rows.size:

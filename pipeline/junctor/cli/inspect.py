@@ -406,6 +406,8 @@ def _plan_line(plan: dict[str, Any]) -> str:
     operations = approximate(plan["operations_per_row"])
     if plan["strategy"] == "joint-table":
         return f"  {plan['rows']:>9,} rows on the table of all joint states: {operations} operations each"
+    if plan["strategy"] == "circuit":
+        return f"  {plan['rows']:>9,} rows by a circuit: {approximate(plan['operations_per_row'] // 2)} edges"
     if plan["strategy"] == "samples":
         return f"  {plan['rows']:>9,} rows by samples of each"
     if plan["one_by_one"] and not plan["patterns"]:

@@ -305,8 +305,8 @@ def _forced(batch: EvidenceBatch, facts: Facts) -> Sequence[PatternGroup]:
     assert strategy is not None
     if (why := refusal(strategy, facts)) is not None:
         raise InputError(f"strategy {strategy.value}: {why}; leave the choice to junctor, or take another one")
-    if strategy is Strategy.JOINT_TABLE:
-        return [PatternGroup(NOBODY_LOOKED, batch.answered, 0, strategy)]
+    if strategy in (Strategy.JOINT_TABLE, Strategy.CIRCUIT):
+        return [PatternGroup(NOBODY_LOOKED, batch.answered, 0, strategy)] if batch.answered.size else []
     patterns = patterns_of(batch, facts.threads)
     if not patterns.rows.size:
         return []

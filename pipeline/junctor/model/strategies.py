@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Literal
 
 # Its values, for options: those that rows can be asked to go.
-StrategyName = Literal["joint-table", "row-trees", "entries", "cpu-blocks", "gpu-blocks", "chunks"]
+StrategyName = Literal["joint-table", "row-trees", "entries", "cpu-blocks", "gpu-blocks", "chunks", "circuit"]
 
 
 class Strategy(Enum):
@@ -26,6 +26,8 @@ class Strategy(Enum):
     GPU_BLOCKS = "gpu-blocks"
     # By a plan that is cut into chunks: case by case, by this process, its GPUs, or workers.
     CHUNKS = "chunks"
+    # By an arithmetic circuit, where zeros and equal entries leave little work.
+    CIRCUIT = "circuit"
     # Not at all: the zeros of the network alone tell that they are impossible.
     IMPOSSIBLE = "impossible"
     # Not exactly, but by samples, where these are asked for or an exact answer takes more than it may.

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from junctor.backends.row_trees import RowEngine
     from junctor.backends.row_work import RowWork
+    from junctor.circuits.evaluate import CircuitProgram
     from junctor.out_of_core.cluster.workers import WorkerPool
     from junctor.out_of_core.memory_splits import ChunkRoute
     from junctor.runtime.remote import AnyPath
@@ -89,6 +90,7 @@ class PlanStore:
     searched: dict[tuple[object, ...], ChunkRoute] = field(default_factory=dict)
     row_engines: dict[tuple[int, int], RowEngine] = field(default_factory=dict)
     works: dict[Pattern, RowWork] = field(default_factory=dict)
+    circuits: dict[tuple[object, ...], CircuitProgram | str] = field(default_factory=dict)
     compiling: float | None = None
     budget: ExactBudget | None = None
     budget_file: AnyPath | None = None

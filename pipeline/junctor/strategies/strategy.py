@@ -199,7 +199,13 @@ class Route:
         """True if compiled code answers the rows."""
         if self.strategy is Strategy.ENTRIES:
             return self.sizes is not None and bool(self.sizes.entry_threads)
-        return self.strategy in (Strategy.ROW_TREES, Strategy.CPU_BLOCKS, Strategy.GPU_BLOCKS, Strategy.CHUNKS)
+        return self.strategy in (
+            Strategy.ROW_TREES,
+            Strategy.CPU_BLOCKS,
+            Strategy.GPU_BLOCKS,
+            Strategy.CHUNKS,
+            Strategy.CIRCUIT,
+        )
 
     @property
     def shares_row(self) -> bool:

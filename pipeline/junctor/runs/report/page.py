@@ -48,6 +48,7 @@ WAYS = {
     Strategy.JOINT_TABLE.value: "the joint table of all states",
     Strategy.IMPOSSIBLE.value: "impossible by the zeros of the network, which is known before any number is computed",
     Strategy.CHUNKS.value: "a plan for each evidence pattern, in chunks: its tables exceed the memory",
+    Strategy.CIRCUIT.value: "an arithmetic circuit, which zeros and equal entries of the tables make small",
     Strategy.SAMPLES.value: "samples of each row",
 }
 FORMATS = {"double": "double precision", "log": "log space", "max": "logarithms in double precision"}

@@ -1,0 +1,148 @@
+"""Rows of a network whose tables are full of zeros and equal entries, by an arithmetic circuit.
+
+One circuit serves every row whatever it observes. Where the network has none within the limits, what all rows of a
+group observe alike is fixed in one, and at last each row gets a circuit of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from junctor.circuits.limits import SearchLimits, refused
+from junctor.cost import policy
+from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Rows
+from junctor.evidence.patterns import PatternGroup
+from junctor.model.answers import Answers
+from junctor.model.question import MARGINALS
+from junctor.model.strategies import Strategy
+from junctor.strategies.facts import Facts, cached
+from junctor.strategies.strategy import Allowance, MemoryUse, Offer, Price, Route, Run, Way
+
+if TYPE_CHECKING:
+    from junctor.circuits.evaluate import CircuitProgram
+
+# Circuits that stay in memory, and decisions of the search for the circuit of one row.
+KEPT_CIRCUITS, ROW_DECISIONS = 8, 64_000
+# Rows to come that are so few that what they observe alike is fixed first: it makes a circuit far smaller.
+FEW = 8
+
+
+class CircuitRows(Way):
+    """Sums and products of a circuit, 32 cases at a time."""
+
+    name = Strategy.CIRCUIT
+    supports = frozenset({MARGINALS})
+
+    def refuses(self, facts: Facts) -> str | None:
+        """Networks with long lists of states or large tables have none."""
+        return refused(facts.network, facts.network.factors)
+
+    def offer(self, group: PatternGroup, batch: EvidenceBatch, facts: Facts) -> Offer | str:
+        """By the circuit for all rows, where one is known: nothing is searched for."""
+        found = [each for each in facts.store.circuits.values() if not isinstance(each, str) and not each.circuit.fixed]
+        if not found:
+            return "no circuit was searched for: trees take less time than that"
+        return Offer(group, Price(row=row_seconds(found[0], facts)))
+
+    def prepare(self, group: PatternGroup, uses: int, batch: EvidenceBatch, facts: Facts, room: Allowance) -> Route:
+        """Search, unless it was done."""
+        found = program_of(group.rows, batch, facts, policy.CIRCUIT_DECISIONS)
+        reserved, edges = room.budget.reserved, 0
+        reason, size = "a circuit for each row: there is none for all of them", 0
+        if not isinstance(found, str):
+            edges, size = found.circuit.edges, found.nbytes + facts.threads * found.block_bytes
+            fixed = f", what all rows observe alike fixed ({len(found.circuit.fixed):,})" if found.circuit.fixed else ""
+            reason = f"a circuit of {edges:,} edges for all rows{fixed}: zeros and equal entries leave little work"
+        if size > room.budget.free:
+            raise room.budget.refuse(size, "a circuit", "allow more memory")
+        memory = MemoryUse(facts.allowed, reserved, reserved + size, reserved + size)
+        operations = 2 * edges * len(group.rows)
+        return Route(group, self.name, facts.reason(self.name, reason), memory, operations=operations)
+
+    def forecast(self, route: Route, batch: EvidenceBatch, facts: Facts, bound: int) -> Route:
+        """By the edges of the circuit."""
+        found = program_of(route.group.rows, batch, facts, policy.CIRCUIT_DECISIONS)
+        row = policy.CIRCUIT_ROW if isinstance(found, str) else row_seconds(found, facts)
+        seconds = len(route.group.rows) * row + route.rows * facts.figures.files.row
+        return replace(route, seconds=seconds, work={"operations": float(route.operations)})
+
+    def answer(self, work: Sequence[Route], batch: EvidenceBatch, answers: Answers, run: Run) -> Rows:
+        """In blocks of cases, side by side; rows without a circuit are left."""
+        left = [row for route in work for row in _answer(route.group.rows, batch, answers, run.facts)]
+        return np.array(left, dtype=np.int64)
+
+
+def row_seconds(program: CircuitProgram, facts: Facts) -> float:
+    """Return the seconds of a row on one core."""
+    near = program.block_bytes <= facts.cpu_costs.cache
+    return program.circuit.edges * (policy.CIRCUIT_EDGE if near else policy.CIRCUIT_FAR_EDGE)
+
+
+def program_of(rows: Rows, batch: EvidenceBatch, facts: Facts, decisions: int) -> CircuitProgram | str:
+    """Return the circuit that answers all of some rows, or why there is none.
+
+    decisions: that a search may take, of one order.
+    """
+    # Few rows have much in common.
+    levels = [{}, _alike(rows, batch)]
+    if facts.to_come(batch, len(rows)) <= FEW:
+        levels.reverse()
+    found: CircuitProgram | str = ""
+    for fixed in [levels[0], *(levels[1:] if levels[0] != levels[1] else [])]:
+        found = _program(fixed, batch, facts, decisions)
+        if not isinstance(found, str):
+            return found
+    return found
+
+
+def _alike(rows: Rows, batch: EvidenceBatch) -> dict[int, int]:
+    """Return what all of some rows observe alike: variable -> state."""
+    found = {}
+    for v, states in batch.states.items():
+        column = states[rows]
+        if len(column) and column[0] != UNOBSERVED and (column == column[0]).all():
+            found[v] = int(column[0])
+    return found
+
+
+def _program(fixed: dict[int, int], batch: EvidenceBatch, facts: Facts, decisions: int) -> CircuitProgram | str:
+    """Return the circuit with some states fixed; what no row observes is summed out where some are."""
+    needed = set(range(len(facts.network.public)))
+    if fixed:
+        needed = (set(facts.targets) | set(batch.states) | set(batch.likelihoods)) - fixed.keys()
+    key = tuple(sorted(fixed.items())), tuple(sorted(needed)), decisions
+    with facts.store.lock:
+        return cached(facts.store.circuits, key, KEPT_CIRCUITS, lambda: _searched(fixed, needed, facts, decisions))
+
+
+def _searched(fixed: dict[int, int], needed: set[int], facts: Facts, decisions: int) -> CircuitProgram | str:
+    from junctor.circuits.evaluate import CircuitProgram
+    from junctor.circuits.kept import kept_circuit
+
+    limits = SearchLimits(decisions, bytes=min(SearchLimits().bytes, facts.allowed // 2))
+    found = kept_circuit(facts.network, fixed, needed, limits)
+    return found if isinstance(found, str) else CircuitProgram(facts.network, found)
+
+
+def _answer(rows: Rows, batch: EvidenceBatch, answers: Answers, facts: Facts) -> Iterator[int]:
+    """Write answers to rows, and yield those that are left."""
+    program = program_of(rows, batch, facts, policy.CIRCUIT_DECISIONS)
+    if not isinstance(program, str):
+        program.answer(batch, rows, answers, facts.threads)
+        return
+    for row in rows.tolist() if len(rows) > 1 else ():
+        one = np.array([row])
+        own = _program(_alike(one, batch), batch, facts, ROW_DECISIONS)
+        if isinstance(own, str):
+            yield row
+        else:
+            own.answer(batch, one, answers, 1)
+    if len(rows) == 1:
+        yield int(rows[0])
+
+
+WAY = CircuitRows()
