@@ -143,6 +143,8 @@ def _exactly(batch: EvidenceBatch, facts: Facts) -> Choice:
         return _with_copies(few, found, facts.without_gpu, False)
     if (plain := _before_compiling(found, facts)) is not None:
         return _with_copies(plain, found, facts.without_gpu, False)
+    if (mixed := _with_circuits(found, facts)) is not None:
+        return _with_copies(mixed, found, facts.without_gpu, False)
     if facts.takes_gpu:
         equal = found
         if batch.equal is None and found.answered_count > MOST_ANSWERED_GPU * len(batch.valid):
@@ -152,6 +154,21 @@ def _exactly(batch: EvidenceBatch, facts: Facts) -> Choice:
             return _with_copies(groups, equal, facts, True)
     facts = facts.without_gpu
     return _with_copies(_on_cores(found, facts), found, facts, False)
+
+
+def _with_circuits(batch: EvidenceBatch, facts: Facts) -> Sequence[PatternGroup] | None:
+    """Return groups of which circuits answer some, and cores the others; None where circuits answer none."""
+    # Imported here: small networks do without what it loads.
+    from junctor.engine.circuit_choice import circuit_groups, without
+
+    groups = circuit_groups(batch, facts)
+    if not groups:
+        return None
+    others = without(batch.answered, groups)
+    if not others.size:
+        return groups
+    rest = _passing_over(batch, np.concatenate([group.rows for group in groups]))
+    return [*groups, *_on_cores(rest, facts.without_gpu)]
 
 
 def route_of(

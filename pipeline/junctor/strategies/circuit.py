@@ -43,7 +43,8 @@ class CircuitRows(Way):
 
     def offer(self, group: PatternGroup, batch: EvidenceBatch, facts: Facts) -> Offer | str:
         """By the circuit for all rows, where one is known: nothing is searched for."""
-        found = [each for each in facts.store.circuits.values() if not isinstance(each, str) and not each.circuit.fixed]
+        kept = (found for _, found in facts.store.circuits.values())
+        found = [each for each in kept if not isinstance(each, str) and not each.circuit.fixed]
         if not found:
             return "no circuit was searched for: trees take less time than that"
         return Offer(group, Price(row=row_seconds(found[0], facts)))
@@ -114,9 +115,14 @@ def _program(fixed: dict[int, int], batch: EvidenceBatch, facts: Facts, decision
     needed = set(range(len(facts.network.public)))
     if fixed:
         needed = (set(facts.targets) | set(batch.states) | set(batch.likelihoods)) - fixed.keys()
-    key = tuple(sorted(fixed.items())), tuple(sorted(needed)), decisions
+    key, circuits = (tuple(sorted(fixed.items())), tuple(sorted(needed))), facts.store.circuits
     with facts.store.lock:
-        return cached(facts.store.circuits, key, KEPT_CIRCUITS, lambda: _searched(fixed, needed, facts, decisions))
+        allowed, found = circuits.get(key, (0, ""))
+        # A search that was allowed more may find what an earlier one did not.
+        if isinstance(found, str) and allowed < decisions:
+            circuits.pop(key, None)
+        make = lambda: (decisions, _searched(fixed, needed, facts, decisions))  # noqa: E731
+        return cached(circuits, key, KEPT_CIRCUITS, make)[1]
 
 
 def _searched(fixed: dict[int, int], needed: set[int], facts: Facts, decisions: int) -> CircuitProgram | str:

@@ -78,6 +78,7 @@ FEW_ROWS = 64
 class PlanStore:
     """What facts of one network and query share: plans, their memory, and what is known of patterns.
 
+    circuits: by what is fixed and needed: decisions that a search was allowed, and what it found.
     compiling: seconds until code of trees is compiled, 0 where it is there, None before anybody asks.
     budget: of exact answers where rows beyond it are sampled, None before anybody asks.
     budget_file: where the first who comes writes it.
@@ -90,7 +91,7 @@ class PlanStore:
     searched: dict[tuple[object, ...], ChunkRoute] = field(default_factory=dict)
     row_engines: dict[tuple[int, int], RowEngine] = field(default_factory=dict)
     works: dict[Pattern, RowWork] = field(default_factory=dict)
-    circuits: dict[tuple[object, ...], CircuitProgram | str] = field(default_factory=dict)
+    circuits: dict[tuple[object, ...], tuple[int, CircuitProgram | str]] = field(default_factory=dict)
     compiling: float | None = None
     budget: ExactBudget | None = None
     budget_file: AnyPath | None = None

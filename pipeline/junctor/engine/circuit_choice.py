@@ -1,0 +1,91 @@
+"""Which rows go to circuits: those whose trees take long, of networks with zeros. Main function: `circuit_groups`.
+
+A search for a circuit may take a share of what the trees would, so that rows that trees answer in little time never
+wait for one. Few rows are looked at: their trees stand for those of the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from junctor.backends.row_work import RowWork, alone_seconds
+from junctor.cost import policy
+from junctor.evidence.batch import EvidenceBatch, Rows
+from junctor.evidence.patterns import PatternGroup, spread
+from junctor.model.strategies import Rejected, Strategy
+from junctor.planning.shape import Pattern
+from junctor.strategies.circuit import CircuitRows, program_of, row_seconds
+from junctor.strategies.facts import SAMPLED, Facts
+
+# What stands for the pattern of rows that nobody has to look at.
+NO_PATTERN = Pattern(frozenset(), frozenset())
+# Share of entries above zero from which on a network has no zeros to speak of.
+DENSE = 0.9
+# Seconds of trees up to which nobody searches for a circuit, and of a row that are as good as none at all.
+LEAST_SECONDS, LONG_ROW = 1.0, 60.0
+# How many times faster than trees of rows alone a circuit has to be: plans and shared trees take less.
+GAIN = 4.0
+# Share of the seconds of trees that a search may take; fewer decisions are not worth a search.
+SEARCH_SHARE, LEAST_DECISIONS = 0.25, 1000
+TOLD = Rejected(Strategy.ROW_TREES, "its trees take longer than a circuit")
+
+
+def circuit_groups(batch: EvidenceBatch, facts: Facts) -> list[PatternGroup]:
+    """Return groups of rows that circuits answer, none where trees and plans take less; the others are chosen for."""
+    if facts.query.question.needs not in CircuitRows.supports or facts.asks_gpu or not batch.answered_count:
+        return []
+    if CircuitRows().refuses(facts) is not None or facts.row_engine.above_zero > DENSE:
+        return []
+    rows = batch.answered
+    sampled = _tree_seconds(spread(rows, SAMPLED), batch, facts)
+    trees = float(sampled.mean()) * facts.to_come(batch, len(rows))
+    if trees < LEAST_SECONDS or (facts.takes_gpu and math.isfinite(trees)):
+        return []
+    decisions = _decisions(trees)
+    found = program_of(rows, batch, facts, decisions) if decisions else "a search takes longer than trees"
+    if not isinstance(found, str):
+        price = found.circuit.decisions * policy.CIRCUIT_DECISION
+        price += row_seconds(found, facts) * facts.to_come(batch, len(rows))
+        return [_group(rows, price, trees)] if GAIN * price < trees else []
+    if math.isfinite(trees):
+        return []
+    # Rows whose trees are too large get circuits of their own.
+    wide = rows[~(_tree_seconds(rows, batch, facts) < LONG_ROW)]
+    return [_group(wide, len(wide) * policy.CIRCUIT_ROW, trees)] if wide.size else []
+
+
+def _tree_seconds(rows: Rows, batch: EvidenceBatch, facts: Facts) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Return the seconds of rows with trees of their own, infinite for trees that are too large: float64 [rows]."""
+    from junctor.evidence.compiled_cells import evidence_cells
+
+    works = facts.row_engine.works_alone(evidence_cells(batch), rows)
+    return np.array([_seconds(work, facts) for work in works])
+
+
+def _seconds(work: RowWork, facts: Facts) -> float:
+    if not work.room <= facts.row_engine.entries:
+        return math.inf
+    return alone_seconds(work, facts.figures)
+
+
+def _decisions(trees: float) -> int:
+    """Return the decisions of a search where trees take so many seconds, in steps as large as those of its rounds."""
+    most = min(policy.CIRCUIT_DECISIONS, SEARCH_SHARE * trees / policy.CIRCUIT_DECISION)
+    if most < LEAST_DECISIONS:
+        return 0
+    if most == policy.CIRCUIT_DECISIONS:
+        return policy.CIRCUIT_DECISIONS
+    return LEAST_DECISIONS << 2 * int(math.log(most / LEAST_DECISIONS, 4))
+
+
+def _group(rows: Rows, price: float, trees: float) -> PatternGroup:
+    told = Rejected(TOLD.strategy, TOLD.reason, trees)
+    return PatternGroup(NO_PATTERN, rows, 0, Strategy.CIRCUIT, price=price, rejected=(told,))
+
+
+def without(rows: Rows, groups: Sequence[PatternGroup]) -> Rows:
+    """Return rows that are in none of some groups."""
+    return np.setdiff1d(rows, np.concatenate([group.rows for group in groups]))

@@ -1,0 +1,116 @@
+"""Which rows circuits answer: those whose trees take long or do not fit, of networks with zeros."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from junctor.engine import circuit_choice
+from junctor.engine.engine import Engine
+from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
+from junctor.generate import random_network, sample
+from junctor.model.answers import OK
+from junctor.model.network import Factor, Network, Variable
+from junctor.model.options import ComputeOptions
+from junctor.model.query import Query
+from junctor.model.strategies import Strategy
+from junctor.strategies import circuit
+
+
+def gates(size: int) -> Network:
+    """Return a grid of gates: each is on where the one above is, and the one on the left where there is any."""
+    rng, factors = np.random.default_rng(2), []
+    both = np.zeros((2, 2, 2))
+    both[..., 0] = 1
+    both[1, 1] = 0.2, 0.8
+    for v in range(size * size):
+        row, column = divmod(v, size)
+        if row and column:
+            factors.append(Factor((v - size, v - 1, v), both))
+        else:
+            on = rng.uniform(0.3, 0.6)
+            factors.append(Factor((v,), np.array([1 - on, on])))
+    variables = tuple(Variable(f"v{i}", ("off", "on")) for i in range(size * size))
+    return Network("gates", variables, tuple(factors))
+
+
+def rows_of(network: Network, rows: int, share: float = 0.1) -> EvidenceBatch:
+    states = sample(network, rows, seed=1)
+    states[np.random.default_rng(1).random(states.shape) > share] = UNOBSERVED
+    return EvidenceBatch(rows, {v: np.ascontiguousarray(states[:, v]) for v in range(len(network.variables))})
+
+
+def options(memory: int, strategy: Strategy | None = None) -> ComputeOptions:
+    return ComputeOptions(memory, 1, "cpu", strategy=strategy)
+
+
+@pytest.fixture(scope="module")
+def network() -> Network:
+    return gates(10)
+
+
+def test_rows_whose_trees_do_not_fit_go_to_a_circuit(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = rows_of(network, 5)
+    monkeypatch.setattr(circuit_choice, "_seconds", lambda work, facts: np.inf)
+    found = Engine(network, Query(), options(1 << 30)).answer(batch)
+    assert found.ways == {"circuit": 5}
+    expected = Engine(network, Query(), options(1 << 30, Strategy.ROW_TREES)).answer(batch)
+    assert (found.status == OK).all()
+    np.testing.assert_allclose(found.log_value, expected.log_value, rtol=1e-12)
+    for v in expected.targets:
+        np.testing.assert_allclose(found.posteriors[v], expected.posteriors[v], rtol=0, atol=1e-12)
+
+
+def test_each_row_has_a_circuit_where_there_is_none_for_all(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = rows_of(network, 4, share=0.6)
+    monkeypatch.setattr(circuit_choice, "_seconds", lambda work, facts: np.inf)
+    searched, search = [], circuit._searched
+
+    def few_only(fixed: dict[int, int], *what: object) -> object:
+        searched.append(len(fixed))
+        return search(fixed, *what) if len(fixed) > 20 else "no circuit"  # type: ignore[arg-type]
+
+    monkeypatch.setattr(circuit, "_searched", few_only)
+    found = Engine(network, Query(), options(1 << 30)).answer(batch)
+    assert found.ways == {"circuit": 4}
+    assert sum(fixed > 20 for fixed in searched) == 4
+    expected = Engine(network, Query(), options(1 << 30, Strategy.ROW_TREES)).answer(batch)
+    np.testing.assert_allclose(found.log_value, expected.log_value, rtol=1e-12)
+
+
+def test_rows_without_any_circuit_get_a_plan(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = rows_of(network, 2)
+    monkeypatch.setattr(circuit_choice, "_seconds", lambda work, facts: np.inf)
+    monkeypatch.setattr(circuit, "_searched", lambda *what: "no circuit")
+    found = Engine(network, Query(), options(1 << 30)).answer(batch)
+    expected = Engine(network, Query(), options(1 << 30, Strategy.ROW_TREES)).answer(batch)
+    np.testing.assert_allclose(found.log_value, expected.log_value, rtol=1e-12)
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_nobody_searches_where_trees_take_little(
+    network: Network, dense: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tables without zeros, or trees that are done in less time than a search."""
+
+    def fail(*what: object) -> None:
+        raise AssertionError("a search for a circuit")
+
+    monkeypatch.setattr(circuit, "_searched", fail)
+    if dense:
+        monkeypatch.setattr(circuit_choice, "_seconds", lambda work, facts: 1e6)
+    batch = rows_of(random_network(12, seed=1) if dense else network, 200)
+    found = Engine(random_network(12, seed=1) if dense else network, Query(), options(1 << 30)).answer(batch)
+    assert "circuit" not in found.ways
+
+
+def test_a_slower_circuit_is_left_to_trees(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(circuit_choice, "_seconds", lambda work, facts: 1.0)
+    batch = rows_of(network, 8)
+    assert Engine(network, Query(), options(1 << 30)).answer(batch).ways == {"circuit": 8}
+    monkeypatch.setattr(circuit_choice, "row_seconds", lambda program, facts: 0.9)
+    assert "circuit" not in Engine(network, Query(), options(1 << 30)).answer(batch).ways
+
+
+def test_more_decisions_are_allowed_to_longer_trees() -> None:
+    found = [circuit_choice._decisions(seconds) for seconds in (0.1, 0.4, 1.0, 2.0, 20.0, 1e9, np.inf)]
+    assert found == [0, 1000, 1000, 4000, 16000, 400_000, 400_000]
