@@ -199,7 +199,8 @@ def _asked(
     top = None if options["top"] is None else whole("top", options["top"])
     names = texts("probabilities", options["probabilities"])
     # Of one type each: 3.0 and True are equal to good values, and questions are found by what they are equal to.
-    shown = options["answers"], top, names, bool(options["hide_targets"])
+    expected = tuple((name, ()) for name in texts("expected", options["expected"]))
+    shown = options["answers"], top, names, bool(options["hide_targets"]), expected
     asked = kind, named, precision, _resources(options), _sampling(options), shown
     try:
         return _checked(*asked)
@@ -236,7 +237,7 @@ def _checked(
     precision: Precision,
     resources: tuple[tuple[str, Any], ...],
     sampling: tuple[Any, ...],
-    scores: tuple[AnswerKind, int | None, tuple[str, ...], bool],
+    scores: tuple[AnswerKind, int | None, tuple[str, ...], bool, tuple[tuple[str, tuple[float, ...]], ...]],
 ) -> _Question:
     # Checked even where answers are exact: wrong options should not wait for another method to be seen.
     method, *how = sampling
@@ -274,6 +275,12 @@ class _Prepared:
 
     def answer(self, question: _Question, evidence: Any, reading: EvidenceOptions) -> pa.Table:
         """Return the answers to a table of evidence."""
+        if question[0].expected:
+            from junctor.evidence.mapping import read_mapping
+            from junctor.evidence.values import with_values
+
+            query = with_values(question[0], self._network, read_mapping(reading["mapping"], self._network))
+            question = query, question[1]
         answerer = self._take(question)
         try:
             table = answerer.answer(evidence, reading)

@@ -95,7 +95,11 @@ def test_a_messy_table(tmp_path: Path) -> None:
     variables = proposal.content["variables"]
     assert variables["Smoker"] == {"missing": ["unknown"], "states": {"Yes": "yes", "NO": "no", "y": "yes"}}
     # "n/a" is missing without a word.
+    values = variables["age"].pop("values")
     assert variables["age"] == {"edges": [0, 18, 65, INF], "labels": ["0-17", "18-64", "65+"]}
+    ages = np.array([i % 90 for i in range(400) if i % 10])
+    for label, inside in ("0-17", ages < 18), ("18-64", (ages >= 18) & (ages < 65)), ("65+", ages >= 65):
+        assert values[label] == pytest.approx(ages[inside].mean(), rel=1e-5)
     assert variables["Visit_Asia"]["states"] == {"Visit": "visit", "novisit": "no visit", "visitt": "visit"}
     assert proposal.unobserved == ("unseen",)
     told = {each.column.strip(): each for each in proposal.columns}
@@ -154,7 +158,9 @@ def test_infinite_numbers_go_into_bins_and_are_like_no_state(tmp_path: Path) -> 
     path = tmp_path / "e.csv"
     path.write_text("v\n-inf\ninf\n-1\n1\n2\n")
     content = tomllib.loads(propose(network, str(path)).to_toml())
-    assert content["variables"] == {"v": {"edges": [-INF, 5e-324, INF], "labels": ["(-inf,0]", "(0,inf)"]}}
+    # Means are those of finite numbers.
+    bins = {"edges": [-INF, 5e-324, INF], "labels": ["(-inf,0]", "(0,inf)"]}
+    assert content["variables"] == {"v": bins | {"values": {"(-inf,0]": -1, "(0,inf)": 1.5}}}
 
 
 def test_names_that_need_quotes(tmp_path: Path) -> None:

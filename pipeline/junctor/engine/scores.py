@@ -39,7 +39,7 @@ class ScoreMaker:
 
     def size(self, rows: int) -> int:
         """Return the bytes of the scores of so many rows."""
-        return score_bytes(self._query, len(self.targets), rows)
+        return score_bytes(self._query, len(self.targets), len(self._chosen), rows)
 
     def blank(self, batch: EvidenceBatch, memory: npt.NDArray[np.uint8] | None = None) -> Scores:
         """Return scores to be written; memory: `size`, fresh if not given."""

@@ -39,12 +39,13 @@ from junctor.runtime.remote import RemotePath, location
 # factor = 0.0833
 # edges = [0, 18, 65, inf]
 # labels = ["child", "adult", "old"]
+# values = { child = 9, adult = 41.5, old = 78 }
 # outside_is_missing = true
 _CASE_ID = "case_id"
 _TOP = ("ignore", "columns", "variables", "hide_targets")
 _KEYS = (
     *("states", "missing", "factor", "offset", "edges", "labels"),
-    *("outside", "outside_is_missing", "other", "other_is_missing"),
+    *("values", "outside", "outside_is_missing", "other", "other_is_missing"),
 )
 _OF_BINS = ("labels", "factor", "offset", "outside", "outside_is_missing")
 
@@ -88,11 +89,13 @@ class VariableMapping:
     meant: text of a cell -> its state, or UNOBSERVED; goes before the names of states.
     bins: for numbers, None for the rules without a mapping.
     other: meaning of a cell that is none of these: a state, UNOBSERVED or UNKNOWN.
+    values: state -> the number that it stands for, where that is said.
     """
 
     meant: Mapping[str, int]
     bins: Bins | None
     other: int
+    values: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -301,7 +304,13 @@ class _Reader:
                 self.fail(f"{key}.missing", f"found {text!r}, which is a state in {key}.states", "it in one of them")
             meant[text.strip()] = UNOBSERVED
         other = self.choice(key, "other", variable, entry, UNKNOWN)
-        return VariableMapping(meant, self.bins(key, variable, entry, meant, other), other)
+        values = {
+            self.state(f"{key}.values.{toml_key(state)}", variable, state): self.number(
+                f"{key}.values.{toml_key(state)}", number
+            )
+            for state, number in self.table(f"{key}.values", entry.get("values", {})).items()
+        }
+        return VariableMapping(meant, self.bins(key, variable, entry, meant, other), other, values)
 
     def bins(
         self, key: str, variable: Variable, entry: Mapping[str, Any], meant: Mapping[str, int], other: int

@@ -181,6 +181,8 @@ def propose(
             if edges is not None:
                 entry = {"edges": edges, "labels": ordered, **entry}
                 likely.append("edges")
+        if values := _means(entry, cells.numbers()):
+            entry["values"] = values
         if entry:
             variables[variable.name] = entry
             guesses |= {(variable.name, text) for text in likely}
@@ -248,6 +250,14 @@ class _Interval:
         if self.plain and whole:
             return low, self.high + 1
         return low, math.nextafter(self.high, math.inf) if self.has_high else self.high
+
+
+def bounds_of(name: str) -> tuple[float, float] | None:
+    """Return the bounds of the interval, or the number, that the name of a state is; None if it is neither."""
+    if _SINGLE.fullmatch(name.strip()):
+        return float(name), float(name)
+    found = _interval(name)
+    return None if found is None else (found.low, found.high)
 
 
 def _interval(name: str) -> _Interval | None:
@@ -468,6 +478,22 @@ def _entry(variable: Variable, cells: _Cells, numeric: bool) -> tuple[dict[str, 
     if states:
         entry["states"] = states
     return entry, likely
+
+
+def _means(entry: Mapping[str, Any], counts: Mapping[float, int]) -> dict[str, float]:
+    """Return the mean of the numbers in each bin of an entry that has some, to six digits.
+
+    counts: how often each number occurs.
+    """
+    means = {}
+    for label, (low, high) in zip(entry.get("labels", ()), pairwise(entry.get("edges", ())), strict=True):
+        inside = {number: count for number, count in counts.items() if low <= number < high and math.isfinite(number)}
+        if inside:
+            total = sum(inside.values())
+            # Shares first: sums of large numbers leave the range.
+            mean = math.fsum(number * (count / total) for number, count in inside.items())
+            means[label] = float(f"{mean:.6g}")
+    return means
 
 
 def _of_same_truth(text: str, states: Sequence[str]) -> str | None:

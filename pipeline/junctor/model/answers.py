@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from junctor.model.network import Network
-from junctor.model.query import Query, answered_names, answering_network, has_intervals, target_names
+from junctor.model.query import Query, answered_names, answering_network, chosen_states, has_intervals, target_names
 
 # Status of a row: answered, P(e) = 0, evidence that names no state, no sample that fits the evidence, and too few
 # samples to state an error.
@@ -142,8 +142,9 @@ class Scores(Answers):
     best: int32 [targets, rows, K], the K most probable states, ties in the order of the states; -1 beyond the last one.
     probabilities: float [targets, rows, K], their probabilities; nan beyond the last state.
     entropies: float [targets, rows], of the posteriors, in nats.
-    chosen: float [chosen states, rows], posterior probability of each `variable=state` asked.
-    choices: variable index and state of each `variable=state` asked.
+    chosen: float [chosen states, rows], posterior probability of each `variable=state` asked, then of each state of
+        the variables whose expected values are.
+    choices: variable index and state of each of these.
     errors, chosen_errors: standard errors of `probabilities` and `chosen`; empty where nothing is sampled.
     intervals, chosen_intervals: lower and upper ends of the same, [2, ...]; empty where the sampler has none.
     estimates: the sampled answers, without their posteriors; None where nothing is sampled.
@@ -176,10 +177,10 @@ class Scores(Answers):
                 numbers[:, bad] = np.nan
 
 
-def score_bytes(query: Query, targets: int, rows: int) -> int:
-    """Return the bytes of the scores of so many targets and rows."""
+def score_bytes(query: Query, targets: int, chosen: int, rows: int) -> int:
+    """Return the bytes of the scores of so many targets, chosen states and rows."""
     number, top = query.number_bytes, query.top or 1
-    return rows * (targets * (top * (4 + number) + number) + len(query.probabilities) * number)
+    return rows * (targets * (top * (4 + number) + number) + chosen * number)
 
 
 def unanswered(
@@ -310,7 +311,8 @@ def answer_width(network: Network, query: Query) -> int:
     targets, question, exact = len(target_names(network, query)), query.question, query.method == "exact"
     if question.explains:
         return 4 * targets + _ROW_BYTES
-    made = 0 if question.maker is None else score_bytes(query, targets, 1) + _ROW_BYTES
+    chosen = len(chosen_states(network, query))
+    made = 0 if question.maker is None else score_bytes(query, targets, chosen, 1) + _ROW_BYTES
     if made and exact:
         return made
     posteriors = query.number_bytes * sum(_sizes_answered(network, query)) + _ROW_BYTES
@@ -319,7 +321,7 @@ def answer_width(network: Network, query: Query) -> int:
     # Of each number the error, and both ends of the interval.
     tables, bounds = (4, 3 * 8) if has_intervals(network, query) else (2, 0)
     # Sampled numbers come with these, and scores are made where all posteriors are in memory.
-    shown = (targets * (query.top or 1) + len(query.probabilities)) * query.number_bytes
+    shown = (targets * (query.top or 1) + chosen) * query.number_bytes
     made += (tables - 1) * shown if made else 0
     return made + tables * posteriors + bounds + _SAMPLED_ROW_BYTES
 

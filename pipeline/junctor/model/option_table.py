@@ -104,10 +104,11 @@ class HidingOptions(TypedDict, total=False):
         bool,
         Option(
             False,
-            "Take the variables named in --targets and --probability as unobserved, whatever EVIDENCE says of them.",
+            "Take variables named in --targets, --probability and --expected as unobserved, whatever EVIDENCE says.",
             QUESTION,
-            "whether the variables named in `targets` and `probabilities` count as unobserved, whatever the evidence "
-            "says of them. Where rows observe them all the same, a warning says so: answers repeat the input there.",
+            "whether the variables named in `targets`, `probabilities` and `expected` count as unobserved, whatever "
+            "the evidence says of them. Where rows observe them all the same, a warning says so: answers repeat the "
+            "input there.",
         ),
     ]
 
@@ -151,6 +152,17 @@ class ScoreOptions(TypedDict, total=False):
             "`variable=state`, each a column of scores with its posterior probability; also of other variables.",
             flag="--probability",
             metavar="VARIABLE=STATE",
+        ),
+    ]
+    expected: Annotated[
+        Sequence[str],
+        Option(
+            (),
+            "Columns of scores with mean and variance of a variable whose states stand for numbers; repeatable.",
+            QUESTION,
+            "variables, each with columns of scores `X_mean` and `X_variance`: those of the numbers that its states "
+            "stand for, by the mapping (`values`, or midpoints of its bins) or by their names; also other variables.",
+            metavar="VARIABLE",
         ),
     ]
 
@@ -1250,6 +1262,7 @@ def query_of(options: QuestionOptions) -> Query:
         asked["top"],
         tuple(asked["probabilities"]),
         asked["hide_targets"],
+        tuple((name, ()) for name in asked["expected"]),
     )
 
 

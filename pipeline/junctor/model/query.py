@@ -97,7 +97,9 @@ class Query:
     answers: of posteriors all numbers (`posteriors`), or most probable state, its probability and entropy (`scores`).
     top: scores have lists of so many states, the most probable first; None for one state and no list.
     probabilities: `variable=state`, whose posterior probabilities are columns of their own in scores.
-    hide_targets: whether the variables that are named in targets and probabilities count as unobserved.
+    hide_targets: whether the variables that are named in all of these count as unobserved.
+    expected: variables whose mean and variance are columns in scores, each with the numbers that its states stand for;
+        none before `evidence.values` has looked for them.
     """
 
     kind: QueryKind = "posteriors"
@@ -109,6 +111,7 @@ class Query:
     top: int | None = None
     probabilities: tuple[str, ...] = ()
     hide_targets: bool = False
+    expected: tuple[tuple[str, tuple[float, ...]], ...] = ()
 
     def __post_init__(self) -> None:
         one_of("query", self.kind, QueryKind)
@@ -135,8 +138,9 @@ class Query:
                 f"{question_of(self.answers).plural} are of posteriors: an explanation is one state of every variable, "
                 "found together, and none of them has a probability of its own; use --query posteriors"
             )
-        if not self.question.has_top and (self.top is not None or self.probabilities):
-            given = "--probability" if self.probabilities else "--top"
+        asked = {"--probability": self.probabilities, "--expected": self.expected, "--top": self.top is not None}
+        if not self.question.has_top and any(asked.values()):
+            given = next(name for name, is_asked in asked.items() if is_asked)
             raise EvidenceError(
                 f"{self.question.plural} have no scores: leave out {given}, or use --query posteriors --answers scores"
             )
@@ -202,11 +206,22 @@ def _matching(network: Network, pattern: str) -> list[str]:
 
 
 def chosen_states(network: Network, query: Query) -> tuple[tuple[str, int], ...]:
-    """Return variable name and state number of each `variable=state` asked; raises EvidenceError for unknown ones."""
+    """Return variable name and state number of each `variable=state` asked, then of all states of variables expected.
+
+    Raises EvidenceError for unknown ones.
+    """
     for text in query.probabilities:
         if query.probabilities.count(text) > 1:
             raise EvidenceError(f"probability {text!r} is named twice")
-    return tuple(_chosen_state(network, text) for text in query.probabilities)
+    chosen = tuple(_chosen_state(network, text) for text in query.probabilities)
+    names = [name for name, _ in query.expected]
+    for name in names:
+        if name not in network.index:
+            raise EvidenceError(f"expected value: unknown variable {name!r}{nearest(name, network.index)}")
+        if names.count(name) > 1:
+            raise EvidenceError(f"expected value of {name!r} is asked for twice")
+    states = ((name, state) for name in names for state in range(network.cardinalities[network.index[name]]))
+    return (*chosen, *states)
 
 
 def _chosen_state(network: Network, text: str) -> tuple[str, int]:
@@ -241,18 +256,18 @@ def answering_network(network: Network, query: Query) -> Network:
 
 
 def answered_names(network: Network, query: Query) -> tuple[str, ...]:
-    """Return the variables whose posteriors are computed: targets, then others of which a probability is asked.
+    """Return the variables whose posteriors are computed: targets, then others of which a number is asked.
 
     Those that the question adds to the network take their place.
     """
     names = target_names(network, query)
-    if query.question.added or not query.probabilities:
+    if query.question.added or not (query.probabilities or query.expected):
         return query.question.added or names
     return tuple(dict.fromkeys([*names, *(name for name, _ in chosen_states(network, query))]))
 
 
 def named_variables(network: Network, query: Query) -> tuple[str, ...]:
-    """Return the variables that are named in targets and probabilities, none where all are answered unasked.
+    """Return the variables that a query names, none where all are answered unasked.
 
     Raises EvidenceError for unknown ones.
     """
@@ -286,7 +301,8 @@ def observed_words(name: str, observed: int, rows: int) -> str:
 def as_posteriors(network: Network, query: Query) -> Query:
     """Return the query for the posteriors that its answers are, or are made of."""
     targets = None if query.targets is None and not query.question.added else answered_names(network, query)
-    return replace(query, kind="posteriors", targets=targets, answers="posteriors", top=None, probabilities=())
+    plain = replace(query, kind="posteriors", targets=targets, probabilities=(), expected=(), top=None)
+    return replace(plain, answers="posteriors")
 
 
 def one_of(what: str, found: str, allowed: Any) -> None:

@@ -558,7 +558,7 @@ def observed_targets(directory: Directory[Any], spec: AnySpec, parts: Sequence[P
     spec: of it.
     parts: whose rows are meant; those without statistics tell none.
     """
-    if not isinstance(spec, RunSpec) or (spec.targets is None and not spec.probabilities):
+    if not isinstance(spec, RunSpec) or not (spec.targets or spec.probabilities or spec.expected):
         return {}
     from junctor.runs.outcome import statistics_in
 

@@ -5,7 +5,7 @@ Main class: ScoreTables, kept by the API from call to call.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -34,10 +34,11 @@ from junctor.runtime.arrow_batches import ArrayStruct, BatchMaker, starts_of
 # Columns, in this order: `case_id`; for each target X `X`, the name of its most probable state, `X_probability` and
 # `X_entropy` (natural logarithm, nats), and of sampled rows `X_error`, the standard error of that probability, where
 # the sampler has intervals also their ends `X_lower` and `X_upper`; each `variable=state` that was asked for, and of
-# sampled rows `variable=state_error` and so on; then as in tables of posteriors `log_evidence`, (of sampled rows
-# `log_evidence_error`, `effective_samples`, `samples`, `method`,) `status`, `reason`. With `--top K` `X`,
-# `X_probability`, `X_error` and ends are fixed-size lists of K, null beyond the last state. Targets keep their names,
-# then come `variable=state`, then all others: a name that is taken gets a trailing underscore.
+# sampled rows `variable=state_error` and so on; `X_mean` and `X_variance` of each expected variable; then as in tables
+# of posteriors `log_evidence`, (of sampled rows `log_evidence_error`, `effective_samples`, `samples`, `method`,)
+# `status`, `reason`. With `--top K` `X`, `X_probability`, `X_error` and ends are fixed-size lists of K, null beyond the
+# last state. Targets keep their names, then come `variable=state`, then all others: a name that is taken gets a
+# trailing underscore.
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class ScoreColumns:
     chosen, chosen_errors: of `variable=state`, in the order asked.
     beside: the others.
     intervals, chosen_intervals: of the ends of intervals, those of all targets or `variable=state` for each end.
+    means, variances: of expected variables, in the order asked.
     """
 
     chosen: tuple[str, ...]
@@ -56,6 +58,8 @@ class ScoreColumns:
     beside: Columns
     intervals: tuple[tuple[str, ...], ...] = ()
     chosen_intervals: tuple[tuple[str, ...], ...] = ()
+    means: tuple[str, ...] = ()
+    variances: tuple[str, ...] = ()
 
 
 def score_columns(query: Query, targets: Sequence[str], intervals: bool = False) -> ScoreColumns:
@@ -72,7 +76,8 @@ def score_columns(query: Query, targets: Sequence[str], intervals: bool = False)
         tuple(tuple(free(f"{name}_{end}") for name in names) for end in ends)
         for names in (targets, query.probabilities)
     )
-    return ScoreColumns(chosen, probabilities, entropies, chosen_errors, beside, of_targets, of_chosen)
+    moments = (tuple(free(f"{name}_{what}") for name, _ in query.expected) for what in ("mean", "variance"))
+    return ScoreColumns(chosen, probabilities, entropies, chosen_errors, beside, of_targets, of_chosen, *moments)
 
 
 class ScoreTables(AnswerTables):
@@ -88,16 +93,28 @@ class ScoreTables(AnswerTables):
         assert isinstance(answers, Scores)
         schema, bad = self._schema_and_bad(answers.status, case_ids.type)
         columns = []
-        for n, numbers in enumerate(answers.chosen):
+        for n, numbers in enumerate(answers.chosen[: len(self._query.probabilities)]):
             columns.append(number_array(numbers, bad))
             if answers.estimates is not None:
                 beside = answers.chosen_errors[n], *answers.chosen_intervals[:, n]
                 columns += [number_array(each, bad) for each in beside]
+        columns += [number_array(numbers, bad) for numbers in self._moments(answers)]
         columns.append(number_array(answers.log_value, bad))
         if answers.estimates is not None:
             columns += sampled_columns(answers.estimates, bad)
         columns += [status_array(answers.status, self._statuses), reason_array(answers.reasons, len(answers.status))]
         return self._table(answers, bad, [case_ids, *columns], schema, apart)
+
+    def _moments(self, answers: Scores) -> Iterator[npt.NDArray[np.floating]]:
+        """Yield mean and variance of each expected variable, [rows]; sums in double precision."""
+        at = len(self._query.probabilities)
+        for _, numbers in self._query.expected:
+            values, chances = np.array(numbers), answers.chosen[at : at + len(numbers)].astype(np.float64)
+            mean = values @ chances
+            away = values[:, None] - mean
+            at += len(numbers)
+            yield mean.astype(answers.chosen.dtype)
+            yield (away * away * chances).sum(axis=0).astype(answers.chosen.dtype)
 
     def schema(self, case_id_type: pa.DataType) -> pa.Schema:
         """Return the schema of a table of scores, with the names of columns and states in its metadata."""
@@ -120,12 +137,19 @@ class ScoreTables(AnswerTables):
             if sampled:
                 beside = names.chosen_errors[n], *(each[n] for each in names.chosen_intervals)
                 fields += [pa.field(each, number) for each in beside]
+        fields += [pa.field(each, number) for pair in zip(names.means, names.variances, strict=True) for each in pair]
         fields += fields_beside(names.beside, sampled)
         columns = {
             "probability_columns": dict(zip(targets, names.probabilities, strict=True)),
             "entropy_columns": dict(zip(targets, names.entropies, strict=True)),
             "probabilities": dict(zip(query.probabilities, names.chosen, strict=True)),
         }
+        if query.expected:
+            of = [name for name, _ in query.expected]
+            columns |= {
+                "mean_columns": dict(zip(of, names.means, strict=True)),
+                "variance_columns": dict(zip(of, names.variances, strict=True)),
+            }
         kinds = zip(BESIDE_SCORES, (names.beside.errors, *names.intervals), strict=False)
         errors = {kind: dict(zip(targets, each, strict=True)) for kind, each in kinds}
         return pa.schema(fields, self._metadata(targets, columns, errors))

@@ -109,6 +109,7 @@ class RunSpec:
     missing: tuple[str, ...] = field(default=(), metadata=OPTIONAL)
     separator: str | None = field(default=None, metadata=OPTIONAL)
     hide_targets: bool = field(default=False, metadata=OPTIONAL)
+    expected: tuple[tuple[str, tuple[float, ...]], ...] = field(default=(), metadata=OPTIONAL)
 
     @property
     def folder(self) -> str:
@@ -121,7 +122,7 @@ class RunSpec:
 
     def as_query(self) -> Query:
         """Return the query of the run."""
-        shown = self.answers, self.top, self.probabilities, self.hide_targets
+        shown = self.answers, self.top, self.probabilities, self.hide_targets, self.expected
         if self.method == "exact" or self.sampler is None or self.seed is None or self.stages is None:
             return Query(self.query, self.targets, self.precision, "exact", Sampling(), *shown)
         bounded = {} if self.confidence is None else {"confidence": self.confidence}

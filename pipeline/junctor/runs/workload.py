@@ -434,11 +434,17 @@ class Job(Workload):
         return list(network.index) if are_broken else list(names)
 
     def _asked(self, network: Network) -> Query:
-        """Return the query, which hides targets where the mapping says so; raises EvidenceError where none is named."""
-        from junctor.evidence.mapping import hiding, read_mapping
+        """Return the query with what the mapping says of it: hidden targets, and numbers that states stand for.
 
-        hidden = hiding(read_mapping(self.options["mapping"], network), network, self.query)
-        return replace(self.query, hide_targets=hidden is not None and bool(hidden.hidden))
+        Raises EvidenceError where no target is named, and where a state stands for no number.
+        """
+        from junctor.evidence.mapping import hiding, read_mapping
+        from junctor.evidence.values import with_values
+
+        mapping = read_mapping(self.options["mapping"], network)
+        hidden = hiding(mapping, network, self.query)
+        query = replace(self.query, hide_targets=hidden is not None and bool(hidden.hidden))
+        return with_values(query, network, mapping)
 
     def _columns_of(self, evidence: Places, network: Network, folder: AnyPath | None = None) -> list[str]:
         from junctor.evidence.mapping import hiding, read_mapping
@@ -460,7 +466,7 @@ class Job(Workload):
         from junctor.evidence.read import digest_of
         from junctor.evidence.states import MISSING_TEXTS, missing_texts
 
-        mapping = read_mapping(self.options["mapping"], model)
+        mapping, asked = read_mapping(self.options["mapping"], model), self._asked(model)
         sampling = sampling_record(model, self.query) if self.query.method != "exact" else {}
         told = self.told | {each.name: getattr(self.query, each.name) for each in fields(self.query)} | sampling
         told |= {
@@ -476,7 +482,8 @@ class Job(Workload):
             # In one spelling: the order and the case of what was given change no row.
             "missing": tuple(sorted(missing_texts(tuple(map(str, self.options["missing"]))) - MISSING_TEXTS)),
             "separator": checked_separator(self.options["separator"]),
-            "hide_targets": self._asked(model).hide_targets,
+            "hide_targets": asked.hide_targets,
+            "expected": asked.expected,
         }
         return RunSpec(**{each.name: told[each.name] for each in fields(RunSpec) if each.name in told})
 
