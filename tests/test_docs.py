@@ -174,6 +174,13 @@ def test_pages_of_sources_are_named_in_place_of_the_sources() -> None:
     assert [Path(each).suffix for each in notebooks] == [".md"]
 
 
+def test_options_in_pages_are_wholes() -> None:
+    page = "<p>a --b <code>run --fail-if x-y -o -1 a--b</code></p><pre><code><span>--json</span></code></pre>"
+    option = '<span class="option">{}</span>'.format
+    whole = f"run {option('--fail-if')} x-y {option('-o')} -1 a--b"
+    assert build.whole_options(page) == page.replace("run --fail-if x-y -o -1 a--b", whole)
+
+
 def test_pages_of_the_navigation_exist_and_no_page_is_left_out() -> None:
     navigation = set(re.findall(r"docs/[\w/]+\.md", (SITE / "mkdocs.yml").read_text()))
     assert len(navigation) > 25

@@ -137,14 +137,18 @@ def test_other_libraries_have_the_same_numbers() -> None:
         assert len(set(said)) == 1, section
 
 
+def clinic() -> dict[str, Any]:
+    """The names of the module that the page of the service shows."""
+    names: dict[str, Any] = {}
+    exec(compile(snippets(SERVICE, "python")[0], "clinic.py", "exec"), names)
+    return names
+
+
 @pytest.fixture
 def service(scratch: Path) -> Iterator[str]:
     """The address of the service of its page, while it runs."""
     uvicorn = pytest.importorskip("uvicorn")
-    names: dict[str, Any] = {}
-    exec(compile(snippets(SERVICE, "python")[0], "service.md", "exec"), names)
-    # As in a module of its own, where FastAPI looks for the types of arguments.
-    server = uvicorn.Server(uvicorn.Config(names["app"], port=0, log_level="warning"))
+    server = uvicorn.Server(uvicorn.Config(clinic()["app"], port=0, log_level="warning"))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:
@@ -197,6 +201,12 @@ def test_the_service_answers_many_requests_at_once(service: str) -> None:
     for i, answer in enumerate(answers[1::2]):
         assert answer.status_code == 422
         assert REFUSED[i % 5][1] in str(answer.json()["detail"])
+
+
+def test_the_service_tells_whose_matter_an_error_is(scratch: Path) -> None:
+    refused = clinic()["refused"]
+    errors = (junctor.EvidenceError, junctor.BudgetError, junctor.DeviceError)
+    assert [refused(None, error("why")).status_code for error in errors] == [422, 503, 503]
 
 
 def test_answers_in_the_readme(scratch: Path) -> None:

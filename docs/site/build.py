@@ -21,6 +21,9 @@ from links import lost_links
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 # A link, or what is no link because it lies in code.
+# Code within a line of a page, and an option in it.
+CODE = re.compile(r"<code>[^<]*</code>")
+OPTION = re.compile(r"(?<![\w-])--?[a-zA-Z][\w-]*")
 LINK = re.compile(r"^```.*?^```|`[^`\n]+`|\]\(([^)\s#]+)", re.M | re.S)
 
 
@@ -33,7 +36,11 @@ def build(folder: Path) -> None:
         words = [sys.executable, "-m", "zensical", "build", "--strict"]
         if subprocess.run(words, cwd=scratch, env={**os.environ, "NO_COLOR": "1"}).returncode:
             raise SystemExit("there is no site: see above")
+        for page in (Path(scratch) / "site").rglob("*.html"):
+            page.write_text(whole_options(page.read_text()))
         shutil.copytree(Path(scratch) / "site", folder, dirs_exist_ok=True)
+    # Its links are those of a server's root.
+    (folder / "404.html").unlink()
     # Of those who build a site.
     import reference
 
@@ -75,6 +82,11 @@ def linked(page: Path, named: set[Path]) -> str:
         return f"{link[0].rstrip('/')}.html"
 
     return LINK.sub(made, page.read_text())
+
+
+def whole_options(page: str) -> str:
+    """Return a page with the options in its lines as wholes: browsers break lines after hyphens."""
+    return CODE.sub(lambda code: OPTION.sub(r'<span class="option">\g<0></span>', code[0]), page)
 
 
 def _run_notebook(notebook: Path, folder: Path) -> None:

@@ -29,8 +29,7 @@ class _Page(HTMLParser):
 def lost_links(folder: Path) -> Iterator[str]:
     """Yield the links that lead nowhere, each with its page; addresses elsewhere are not asked."""
     folder = folder.resolve()
-    # What a server shows in place of any page has links from its root.
-    pages = {page: _Page(page.read_text()) for page in folder.rglob("*.html") if page.name != "404.html"}
+    pages = {page: _Page(page.read_text()) for page in folder.rglob("*.html")}
     for page, found in pages.items():
         for link in sorted(found.links):
             parts = urlsplit(link)

@@ -20,9 +20,9 @@ MISSING = "[...document.images].filter(image => !image.naturalWidth).map(image =
 
 
 def faults(browser: Any, folder: Path) -> Iterator[str]:
-    """Yield what is wrong with pages; sources are plain text, and decisions a few lines of prose."""
+    """Yield what is wrong with the pages of a site."""
     page = browser.new_page(viewport={"width": WIDTH, "height": 900}, java_script_enabled=False)
-    for file in sorted(each for top in (".", "docs", "data", "commands", "api") for each in _pages(folder / top)):
+    for file in sorted(_pages(folder)):
         page.goto(file.as_uri())
         if (width := page.evaluate("document.documentElement.scrollWidth")) > WIDTH:
             yield f"{file.relative_to(folder)}: {width} pixels wide"
@@ -31,11 +31,13 @@ def faults(browser: Any, folder: Path) -> Iterator[str]:
 
 
 def _pages(folder: Path) -> Iterator[Path]:
-    """Yield the pages in a folder and, but for the site's own, in those below it."""
-    for page in folder.rglob("*.html") if folder.name else folder.glob("*.html"):
-        # Some only send on to another one.
-        if page.parent.name != "decisions" and 'http-equiv="refresh"' not in page.read_text():
-            yield page
+    """Yield the pages to look at: sources are plain text, and decisions a few lines of prose."""
+    yield from folder.glob("*.html")
+    for top in ("api", "commands", "data", "docs"):
+        for page in (folder / top).rglob("*.html"):
+            # Some only send on to another one.
+            if page.parent.name != "decisions" and 'http-equiv="refresh"' not in page.read_text():
+                yield page
 
 
 def main(folder: Path) -> None:

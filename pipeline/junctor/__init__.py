@@ -1,9 +1,11 @@
 """Junctor: exact answers from discrete Bayesian and Markov networks for whole tables of evidence at once.
 
-import junctor
+A pandas or Arrow table in, an Arrow table out:
 
-network = junctor.read_network("alarm.bif")
-table = junctor.posteriors(network, evidence)  # a pandas or Arrow table in, an Arrow table out
+    import junctor
+
+    network = junctor.read_network("alarm.bif")
+    table = junctor.posteriors(network, evidence)
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """Hidden Markov models: paths, posteriors and parameters from whole batches of sequences.
 
-from junctor import hmm
+Sequences in, an Arrow table out:
 
-model = hmm.read_model("weather.json")
-table = hmm.viterbi(model, [["walk", "shop", "clean"], ["walk"]])
+    from junctor import hmm
+
+    model = hmm.read_model("weather.json")
+    table = hmm.viterbi(model, [["walk", "shop", "clean"], ["walk"]])
 """
 
 from __future__ import annotations
