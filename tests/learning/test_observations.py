@@ -56,6 +56,42 @@ def bytes_of(found: Observations, values: Floats) -> tuple[bytes, float]:
     return expected.counts.tobytes(), expected.log_likelihood
 
 
+def test_small_components_need_no_code_of_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Four variables of three states at most: 81 states.
+    network = generate.random_network(4, (2, 3), seed=1)
+    random = np.random.default_rng(1)
+    states = {v: random.integers(-1, size, 40, dtype=np.int32) for v, size in enumerate(network.cardinalities)}
+    values = values_of(network)
+    asked, count = [], kernel.count
+
+    def counted(*args: object) -> int:
+        asked.append(1)
+        return int(count(*args))
+
+    monkeypatch.setattr(kernel, "count", counted)
+    alone = bytes_of(observe(network, [EvidenceBatch(40, states)]), values)
+    assert not asked
+    # Both ways the same, in the same order.
+    monkeypatch.setattr(kernel, "enumerate_components", lambda _families, _store, _part, at, *_: at)
+    assert bytes_of(observe(network, [EvidenceBatch(40, states)]), values) == alone
+    assert asked
+
+
+def test_components_that_may_have_lost_digits_go_on_with_trees() -> None:
+    # Products of six numbers leave the range; the first rows do not.
+    network = generate.random_network(6, (2, 2), seed=1)
+    random = np.random.default_rng(1)
+    states = {v: random.integers(-1, size, 40, dtype=np.int32) for v, size in enumerate(network.cardinalities)}
+    found = observe(network, [EvidenceBatch(40, states)])
+    values = values_of(network)
+    tiny = found.expect(np.where(values > 0.5, values, values * 1e-80))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel, "enumerate_components", lambda _families, _store, _part, at, *_: at)
+        expected = observe(network, [EvidenceBatch(40, states)]).expect(np.where(values > 0.5, values, values * 1e-80))
+    np.testing.assert_array_equal(tiny.counts, expected.counts)
+    assert tiny.log_likelihood == expected.log_likelihood
+
+
 @pytest.mark.parametrize("states", [observations.ENUMERATED, 0])
 @given(st.data())
 def test_any_network_and_evidence(states: int, data: st.DataObject) -> None:

@@ -178,8 +178,7 @@ def count(
         start = store.base_starts[component]
         if pattern != before:
             before, planned = pattern, False
-            size = _number(families, store, pattern, given, room.local)
-            states = _states(room.local, size, last - first, enumerated, MOST_STATES, room.local.offsets)
+            states = _listed(families, store, pattern, given, enumerated, room.local)
         if states:
             log_values[component] = _enumerate(
                 store, first, last, start, counted, states, values, room.local, store.weights[component], sums
@@ -212,6 +211,52 @@ def count(
             room.local.places[i] = store.bases[start + i]
         status[component] = _propagate(factors, planted, room.work, room.local, store, component, log_values, sums)
     return end
+
+
+@gradual
+@loops
+def enumerate_components(
+    families: Any,
+    store: Any,
+    order: Any,
+    begin: int,
+    end: int,
+    values: Any,
+    enumerated: int,
+    room: Any,
+    sums: Any,
+    results: Any,
+) -> int:
+    """Do what `count` does as far as no component needs a tree; return the first that does, or `end`.
+
+    Code of trees takes ten times as long to compile as this. Arguments as of `count`.
+    """
+    before, states = -1, 0
+    log_values, status = results
+    given = families.starts.size - 1
+    counted = given if sums.shape[0] else 0
+    for at in range(begin, end):
+        component = order[at]
+        pattern = store.pattern[component]
+        first, last = store.factor_starts[pattern], store.factor_starts[pattern + 1]
+        if pattern != before:
+            before, states = pattern, _listed(families, store, pattern, given, enumerated, room.local)
+        if not states:
+            return at
+        start, weight = store.base_starts[component], store.weights[component]
+        log_value = _enumerate(store, first, last, start, counted, states, values, room.local, weight, sums)
+        if log_value == -np.inf:
+            return at
+        log_values[component], status[component] = log_value, ANSWERED
+    return end
+
+
+@part
+def _listed(families: Any, store: Any, pattern: int, given: int, enumerated: int, local: Any) -> int:
+    """Number the variables of a pattern, and list its states if they are few enough; return their number, or 0."""
+    size = _number(families, store, pattern, given, local)
+    members = store.factor_starts[pattern + 1] - store.factor_starts[pattern]
+    return int(_states(local, size, members, enumerated, MOST_STATES, local.offsets))
 
 
 @part

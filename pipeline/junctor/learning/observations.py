@@ -437,6 +437,9 @@ class _Propagation:
 
         def count(part: npt.NDArray[np.int64], thread: int) -> Floats:
             sums, at, end = np.zeros((counted, 2)), 0, len(part)
+            if self._are_few(part, enumerated):
+                what = values, enumerated, rooms[thread], sums, results
+                at = kernel.enumerate_components(families, store, part, at, end, *what)
             while at < end:
                 at = kernel.count(families, store, part, at, end, values, enumerated, rooms[thread], sums, results)
                 if at < end:
@@ -451,6 +454,21 @@ class _Propagation:
         chunks = in_threads(count, parts, self._threads)
         self._rooms = rooms
         return chunks
+
+    @cached_property
+    def _bits(self) -> Floats:
+        """Logarithm to base 2 of the states of each pattern."""
+        counts, variables = self._store.counts, self._store.variables
+        of_variables = np.log2(self._families.cards[variables[: counts[split.VARIABLES]]])
+        until = np.concatenate([[0.0], np.cumsum(of_variables)])
+        return np.diff(until[self._store.variable_starts[: counts[split.PATTERNS] + 1]])
+
+    def _are_few(self, part: npt.NDArray[np.int64], enumerated: int) -> bool:
+        """Return True if each component of a part has at most so many states."""
+        if not enumerated:
+            return False
+        most = self._bits[self._store.pattern[part]].max(initial=0.0)
+        return bool(most <= math.log2(enumerated) + ROUNDING)
 
     def _cut(self, order: npt.NDArray[np.int64]) -> list[npt.NDArray[np.int64]]:
         """Return components, those of a pattern together, in parts of much the same work."""
