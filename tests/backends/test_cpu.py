@@ -26,6 +26,7 @@ from junctor.model.network import DraftTable, DraftVariable, Factor, Network, Va
 from junctor.model.query import Query
 from junctor.planning.compile import compile_plan
 from junctor.planning.shape import Pattern, shape_of
+from junctor_kernels.cpu.plan import propagate
 from junctor_kernels.tables.axes import contraction
 from junctor_kernels.tables.reference import DOUBLE, LOG, MAX_LOG, SINGLE, Algebra
 
@@ -125,6 +126,22 @@ def test_threads_that_share_blocks_end_where_one_fails(monkeypatch: pytest.Monke
         compiled.share(EvidenceBlock(320, {4: np.zeros(320, np.int64)}, {}), np.arange(320), answers)
     assert begun == [10]
     assert (answers.memory.view(np.uint8) == 0xA5).all()
+
+
+def test_code_of_plans_is_the_same_for_answers_of_either_precision() -> None:
+    network = layered(layers=3, width=3, states=3, seed=1)
+    program = Program(compile_plan(shape_of(network), Pattern(frozenset([4]), frozenset()), rows=1), network, DOUBLE)
+    compiled, found = CompiledProgram(program, 32, 1), []
+    for query in (Query(), Query(precision="single")):
+        memory = np.zeros(query.number_bytes * 40 * sum(network.cardinalities), np.uint8)
+        answers = unanswered(query, tuple(range(9)), network.cardinalities, 40, {}, memory)
+        compiled.answer(EvidenceBlock(40, {4: np.arange(40) % 3}, {}), np.arange(40), answers)
+        found.append(answers.posteriors)
+    for v, posterior in found[0].items():
+        assert (posterior.dtype, found[1][v].dtype) == (np.float64, np.float32)
+        np.testing.assert_array_equal(posterior.astype(np.float32), found[1][v])
+    # One of plans in each precision.
+    assert len(propagate.overloads) <= 2
 
 
 def test_blocks_that_were_dropped_are_made_again() -> None:

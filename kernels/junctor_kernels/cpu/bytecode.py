@@ -121,7 +121,8 @@ class Cases(NamedTuple):
     places: int64 [targets, 4], of `write_posteriors`, or [targets, 1], of `write_states` for explanations; no targets
         where nothing is written.
     rows: int64 [cases or fewer], of the answers.
-    answers: flat, or int32 [targets, all rows] for explanations; written.
+    doubles, singles: flat, posteriors as of `write_posteriors`, written; one of them is empty.
+    explained: int32 [targets, all rows], written where cases are explained.
     begun: address of an int64, the number of blocks that were begun by all calls that share them.
     """
 
@@ -136,5 +137,7 @@ class Cases(NamedTuple):
     sums: Any
     places: Any
     rows: Any
-    answers: Any
+    doubles: Any
+    singles: Any
+    explained: Any
     begun: int

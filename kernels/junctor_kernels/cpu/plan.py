@@ -98,7 +98,11 @@ def _give(work: Any, cases: Any, first: int, logs: Any) -> None:
     _give_sums(work, cases, first, logs)
     if cases.places.shape[0]:
         rows = cases.rows[first : first + work.sums.shape[1]]
-        write_posteriors(work.posteriors, work.states, cases.places, rows, cases.answers)
+        # Both in one signature: code for each would take as long again to compile.
+        if cases.doubles.size:
+            write_posteriors(work.posteriors, work.states, cases.places, rows, cases.doubles)
+        elif cases.singles.size:
+            write_posteriors(work.posteriors, work.states, cases.places, rows, cases.singles)
 
 
 @part
@@ -180,7 +184,7 @@ def explain(code: Any, work: Any, cases: Any) -> None:
         _explain(code, work)
         _give_sums(work, cases, first, False)
         rows = cases.rows[first : first + work.sums.shape[1]]
-        write_states(work.states, cases.places, rows, cases.answers)
+        write_states(work.states, cases.places, rows, cases.explained)
         first = next_number(cases.begun) * work.lanes.shape[1]
 
 

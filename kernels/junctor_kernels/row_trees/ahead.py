@@ -60,7 +60,7 @@ def calls(dtype: str) -> list[tuple[Any, tuple[Any, ...]]]:
     )
     cases = Cases(
         *(ints(1), ints(1), ints(1), ints(2), floats(2), ints(2), ints(2), floats(2), floats(2)),
-        *(ints(2), ints(1), numbers(1), 0),
+        *(ints(2), ints(1), floats(1), np.zeros(1, np.float32), np.zeros((1, 1), np.int32), 0),
     )
     graph = SparseGraph(ints(1), np.zeros(1, np.int32), NOT_LISTED)
     factors = rowplan.Factors(*(ints(1),) * 5, floats(1), 0, graph, ints(1), floats(1))

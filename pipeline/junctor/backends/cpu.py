@@ -40,6 +40,8 @@ from junctor.runtime.threads import in_threads
 PARTS = 4
 # Bytes of the evidence of a call where it is copied, unless it is one block.
 PART_BYTES = 1 << 19
+# Answers of `Cases` where there are none: in double precision, in single precision, and of explanations.
+NO_ANSWERS: tuple[npt.NDArray[Any], ...] = np.zeros(0), np.zeros(0, dtype=np.float32), np.zeros((0, 0), dtype=np.int32)
 
 
 class CompiledProgram:
@@ -165,7 +167,7 @@ class CompiledProgram:
     def _written(
         self, rows: npt.NDArray[np.int64], answers: Answers
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[Any]]:
-        """Return places, rows and answers of `Cases`."""
+        """Return places and rows of `Cases`, and one of its arrays of answers."""
         if self._explains:
             assert answers.explained is not None
             lines = np.array([self._rows[v] for v in answers.targets], dtype=np.int64)
@@ -187,7 +189,8 @@ class CompiledProgram:
     ) -> BlockOutcome:
         """Propagate cases in the memory of as many threads; returns log P(e) and doubts.
 
-        places, rows, answers: of `Cases`.
+        places, rows: of `Cases`.
+        answers: one of its arrays of answers.
         """
         blocks = -(-block.cases // self.cases)
         lanes = blocks * self.cases
@@ -203,7 +206,9 @@ class CompiledProgram:
             likelihoods = np.ones((len(works[0].likelihoods), lanes))
             block.copy_to(states, self._observed_rows, likelihoods, self._layout.likelihoods)
         evidence, begun = (columns, self._lines, given, states, likelihoods), np.zeros(1, dtype=np.int64)
-        cases = Cases(*evidence, *self._constants, sums, places, rows, answers, begun.ctypes.data)
+        doubles, singles, explained = (answers if answers.dtype == each.dtype else each for each in NO_ANSWERS)
+        written = places, rows, doubles, singles, explained
+        cases = Cases(*evidence, *self._constants, sums, *written, begun.ctypes.data)
         # As if all blocks had been begun, so that a thread ends after the one that it is at.
         stop = partial(begun.fill, blocks)
         with counts_rows(lambda: self.cases * max(0, min(blocks, int(begun[0])) - len(works))):
