@@ -158,7 +158,8 @@ def test_all_commands_and_options_have_a_place_in_the_reference() -> None:
             words += [each.opts[0] for each in below.params if each.param_type_name == "option"]
             assert words or name in ("warmup", "serve")
             assert [word for word in words if f"| `{word}" not in pages[f"{name}.md"]] == []
-    # Signs of Markdown and HTML are those of the help.
+    # Signs of Markdown and HTML are those of the help, and options are code.
+    assert "with `--method` auto such rows" in pages["run.md"]
     assert "'rows &lt; 1000'" in pages["learn.md"]
     assert "such as 'DIAG\\_\\*'" in pages["run.md"]
 

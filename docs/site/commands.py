@@ -62,7 +62,7 @@ def _shown(epilog: str) -> Iterator[str]:
     for example in re.findall("Example: `(.*)`", epilog):
         yield f"```sh\n{example}\n```\n"
     for page in re.findall(r"More: docs/(\w+)\.md", epilog):
-        yield f"More: [{page.replace('_', ' ')}](../docs/{page}.md).\n"
+        yield f"More: [{page.replace('_', ' ')}](../docs/{page}.md), [all commands](index.md).\n"
 
 
 def _words(parameter: Any, context: Any) -> str:
@@ -92,7 +92,7 @@ def _first_line(command: Any) -> str:
 
 
 def _text(markdown: str) -> str:
-    """Return a help text as a page takes it: signs are signs, but in code."""
-    parts = markdown.split("`")
+    """Return a help text as a page takes it: options are code, and signs are signs but in code."""
+    parts = re.sub(r"(`[^`]*`)|(--[a-z][\w-]*)", lambda found: found[1] or f"`{found[2]}`", markdown).split("`")
     parts[::2] = [re.sub(r"([*_|])", r"\\\1", part).replace("<", "&lt;") for part in parts[::2]]
     return "`".join(parts)
