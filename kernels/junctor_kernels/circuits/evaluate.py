@@ -1,8 +1,9 @@
-"""Values of circuits for blocks of cases, the cases innermost, and derivatives by indicators (Numba).
+"""Values of circuits for blocks of cases, the cases innermost, and how they flow back to indicators (Numba).
 
 Main functions: `answer_block`, in doubles, and `answer_block_in_logs`. Up, a node is the sum or the product of its
-children; down, the derivatives of the root by its nodes (Darwiche, A differential approach to inference in Bayesian
-networks, 2003). A value times the derivative by an indicator, divided by the root, is a posterior.
+children. Down, the flow of a node is its value times the derivative of the root by it (Darwiche, A differential
+approach to inference in Bayesian networks, 2003): a product hands its own to each child, a sum divides it in the shares
+of its terms. The flow of an indicator, divided by the root, is a posterior.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ import numpy as np
 import numpy.typing as npt
 
 from junctor_kernels.circuits.nodes import FlatCircuit
+from junctor_kernels.cpu.jit import jit
 from junctor_kernels.cpu.jit import loops as _loops
 from junctor_kernels.cpu.jit import part as _part
-from junctor_kernels.cpu.vectors import BYTES, load, multiply, multiply_add, spread, store
+from junctor_kernels.cpu.vectors import BYTES, add, load, multiply, multiply_add, spread, store
 
 # Fused multiply-add is the only liberty taken with IEEE arithmetic.
 loops = partial(_loops, fastmath={"contract"})
 part = partial(_part, fastmath={"contract"})
+inlined = partial(jit, fastmath={"contract"}, inline=True, arrays=False, part=True)
 
 # Cases of a block, and those of a vector.
 CASES, WIDTH = 32, BYTES // 8
@@ -62,28 +65,19 @@ class CircuitAnswers(NamedTuple):
 
 
 def block_memory(circuit: FlatCircuit) -> tuple[npt.NDArray[np.float64], ...]:
-    """Return the memory of a block: values, derivatives, products of the largest product."""
+    """Return the memory of a block: values and flows."""
     nodes = len(circuit.is_sum)
-    longest = int(np.diff(circuit.edges_at).max(initial=0))
-    return np.zeros(nodes * CASES), np.zeros(nodes * CASES), np.zeros(max(1, longest) * CASES)
+    return np.zeros(nodes * CASES), np.zeros(nodes * CASES)
 
 
 @loops
 def answer_block(
-    circuit: Any,
-    evidence: Any,
-    answers: Any,
-    rows: Any,
-    start: int,
-    least: float,
-    values: Any,
-    slopes: Any,
-    products: Any,
+    circuit: Any, evidence: Any, answers: Any, rows: Any, start: int, least: float, values: Any, flows: Any
 ) -> None:
     """Write roots and posteriors of the cases from `start` on; rows whose root is below `least` get none.
 
     rows: int64, rows of the batch by those of the group.
-    values, slopes, products: of `block_memory`.
+    values, flows: of `block_memory`.
     """
     count = min(CASES, rows.size - start)
     leaves = circuit.indicators.size
@@ -98,17 +92,14 @@ def answer_block(
         answers.roots[start + case] = values[root + case]
     if answers.indicators.size == 0:
         return
-    _down(circuit, values, slopes, products, leaves)
-    for case in range(count):
-        total = values[root + case]
-        if total < least or total <= 0:
-            continue
-        row = rows[start + case]
-        for state in range(answers.indicators.size):
-            leaf, found = answers.indicators[state], 0.0
-            if leaf >= 0:
-                found = slopes[leaf * CASES + case] * values[leaf * CASES + case] / total
-            answers.memory[answers.at[state] + row * answers.steps[state]] = found
+    _down(circuit, values, flows, leaves)
+    for state in range(answers.indicators.size):
+        source, at, step = np.int64(answers.indicators[state]) * CASES, answers.at[state], answers.steps[state]
+        for case in range(count):
+            total = values[root + case]
+            if total >= least and total > 0:
+                found = flows[source + case] / total if source >= 0 else 0.0
+                answers.memory[at + rows[start + case] * step] = found
 
 
 @part
@@ -154,72 +145,74 @@ def _up(circuit: Any, values: Any, leaves: int) -> None:
 
 
 @part
-def _down(circuit: Any, values: Any, slopes: Any, products: Any, leaves: int) -> None:
+def _down(circuit: Any, values: Any, flows: Any, leaves: int) -> None:
     edges_at, children, weights = circuit.edges_at, circuit.children, circuit.weights
     nodes = circuit.is_sum.size
     for i in range((nodes - 1) * CASES):
-        slopes[i] = 0.0
+        flows[i] = 0.0
     for i in range((nodes - 1) * CASES, nodes * CASES):
-        slopes[i] = 1.0
+        flows[i] = values[i]
     for node in range(nodes - 1, leaves - 1, -1):
         first, last = edges_at[node], edges_at[node + 1]
-        for case in range(0, CASES, WIDTH):
-            slope = load(slopes, node * CASES + case)
+        if circuit.is_sum[node]:
+            # To the derivative, which nothing flows through where the sum is zero.
+            for at in range(node * CASES, (node + 1) * CASES):
+                flows[at] = flows[at] / values[at] if values[at] > 0 else 0.0
+        for case in range(0, CASES, 4 * WIDTH):
+            at = node * CASES + case
+            f0, f1 = load(flows, at), load(flows, at + WIDTH)
+            f2, f3 = load(flows, at + 2 * WIDTH), load(flows, at + 3 * WIDTH)
             if circuit.is_sum[node]:
                 for edge in range(first, last):
-                    child = np.int64(children[edge]) * CASES + case
-                    store(slopes, child, multiply_add(spread(weights[edge]), slope, load(slopes, child)))
-            elif last - first == 2:
-                one, other = np.int64(children[first]) * CASES + case, np.int64(children[first + 1]) * CASES + case
-                store(slopes, one, multiply_add(slope, load(values, other), load(slopes, one)))
-                store(slopes, other, multiply_add(slope, load(values, one), load(slopes, other)))
+                    child, weight = np.int64(children[edge]) * CASES + case, spread(weights[edge])
+                    _add_product(flows, child, multiply(weight, f0), load(values, child))
+                    _add_product(flows, child + WIDTH, multiply(weight, f1), load(values, child + WIDTH))
+                    _add_product(flows, child + 2 * WIDTH, multiply(weight, f2), load(values, child + 2 * WIDTH))
+                    _add_product(flows, child + 3 * WIDTH, multiply(weight, f3), load(values, child + 3 * WIDTH))
             else:
-                # Without a division: products of those before, then of those behind.
                 for edge in range(first, last):
-                    store(products, (edge - first) * WIDTH, slope)
-                    slope = multiply(slope, load(values, np.int64(children[edge]) * CASES + case))
-                behind = spread(1.0)
-                for edge in range(last - 1, first - 1, -1):
                     child = np.int64(children[edge]) * CASES + case
-                    store(
-                        slopes, child, multiply_add(load(products, (edge - first) * WIDTH), behind, load(slopes, child))
-                    )
-                    behind = multiply(behind, load(values, child))
+                    store(flows, child, add(f0, load(flows, child)))
+                    store(flows, child + WIDTH, add(f1, load(flows, child + WIDTH)))
+                    store(flows, child + 2 * WIDTH, add(f2, load(flows, child + 2 * WIDTH)))
+                    store(flows, child + 3 * WIDTH, add(f3, load(flows, child + 3 * WIDTH)))
+
+
+@inlined
+def _add_product(flows: Any, at: int, one: Any, other: Any) -> None:
+    """Add a product of two vectors to what is there."""
+    store(flows, at, multiply_add(one, other, load(flows, at)))
 
 
 @part
 def _log_sum(one: float, other: float) -> Any:
-    """Return the logarithm of the sum of two numbers."""
+    """Return the logarithm of the sum of two numbers, given theirs."""
     high, low = max(one, other), min(one, other)
     return high if low == -math.inf else high + math.log1p(math.exp(low - high))
 
 
 @loops
 def answer_block_in_logs(
-    circuit: Any, evidence: Any, answers: Any, rows: Any, start: int, values: Any, slopes: Any, products: Any
+    circuit: Any, evidence: Any, answers: Any, rows: Any, start: int, values: Any, flows: Any
 ) -> None:
-    """Do the same for one case in logarithms: `values`, `slopes` and `products` of a node each.
+    """Do the same for one case in logarithms: `values` and `flows` of a node each.
 
     The root of an impossible row is -inf, and it has no posteriors.
     """
-    edges_at, children = circuit.edges_at, circuit.children
-    leaves, nodes = circuit.indicators.size, circuit.is_sum.size
+    edges_at, children, leaves, nodes = circuit.edges_at, circuit.children, circuit.indicators.size, circuit.is_sum.size
     for leaf in range(leaves):
         values[leaf] = 0.0 if _indicator(evidence, leaf, start) > 0 else -math.inf
         if evidence.soft[leaf] >= 0:
             values[leaf] += evidence.likelihoods[evidence.soft[leaf], start]
     for node in range(leaves, nodes):
-        first, last = edges_at[node], edges_at[node + 1]
+        first, last, total, high = edges_at[node], edges_at[node + 1], 0.0, -math.inf
         if circuit.is_sum[node]:
-            high = -math.inf
             for edge in range(first, last):
                 high = max(high, values[children[edge]] + math.log(circuit.weights[edge]))
-            total = 0.0
             for edge in range(first, last) if high > -math.inf else range(0):
                 total += math.exp(values[children[edge]] + math.log(circuit.weights[edge]) - high)
             values[node] = high + math.log(total) if high > -math.inf else high
         else:
-            total = 0.0
             for edge in range(first, last):
                 total += values[children[edge]]
             values[node] = total
@@ -228,34 +221,26 @@ def answer_block_in_logs(
     if answers.indicators.size == 0 or root == -math.inf:
         return
     for node in range(nodes - 1):
-        slopes[node] = -math.inf
-    slopes[nodes - 1] = 0.0
+        flows[node] = -math.inf
+    flows[nodes - 1] = root
     for node in range(nodes - 1, leaves - 1, -1):
-        first, last, slope = edges_at[node], edges_at[node + 1], slopes[node]
-        if slope == -math.inf:
+        first, last, flow = edges_at[node], edges_at[node + 1], flows[node]
+        if flow == -math.inf:
             continue
-        if circuit.is_sum[node]:
-            for edge in range(first, last):
-                child = children[edge]
-                slopes[child] = _log_sum(slopes[child], slope + math.log(circuit.weights[edge]))
-        else:
-            for edge in range(first, last):
-                products[edge - first] = slope
-                slope += values[children[edge]]
-            behind = 0.0
-            for edge in range(last - 1, first - 1, -1):
-                child = children[edge]
-                slopes[child] = _log_sum(slopes[child], products[edge - first] + behind)
-                behind += values[child]
+        for edge in range(first, last):
+            child, share = children[edge], flow
+            if circuit.is_sum[node]:
+                share += values[child] + math.log(circuit.weights[edge]) - values[node]
+            flows[child] = _log_sum(flows[child], share)
     for state in range(answers.indicators.size):
         leaf, found = answers.indicators[state], 0.0
         if leaf >= 0:
-            found = math.exp(slopes[leaf] + values[leaf] - root)
+            found = math.exp(flows[leaf] - root)
         answers.memory[answers.at[state] + rows[start] * answers.steps[state]] = found
 
 
 @loops
-def largest(circuit: Any, values: Any, slopes: Any, products: Any) -> Any:
+def largest(circuit: Any, values: Any, flows: Any) -> Any:
     """Return a bound of what the root may lose, of numbers too small for a double, in units of the smallest of them.
 
     No value and no derivative is larger than where every indicator is 1. inf where one exceeds a double.
@@ -264,9 +249,11 @@ def largest(circuit: Any, values: Any, slopes: Any, products: Any) -> Any:
     for i in range(leaves * CASES):
         values[i] = 1.0
     _up(circuit, values, leaves)
-    _down(circuit, values, slopes, products, leaves)
+    _down(circuit, values, flows, leaves)
     total = 1.0
     for node in range(circuit.is_sum.size):
-        edges = circuit.edges_at[node + 1] - circuit.edges_at[node] + 1
-        total += edges * (1.0 + values[node * CASES]) * (1.0 + slopes[node * CASES])
+        value, edges = values[node * CASES], circuit.edges_at[node + 1] - circuit.edges_at[node] + 1
+        # Of a sum, its derivative has taken the place of its flow.
+        slope = flows[node * CASES] if circuit.is_sum[node] else flows[node * CASES] / value
+        total += edges * (1.0 + value) * (1.0 + slope)
     return total

@@ -16,8 +16,9 @@ from junctor_kernels.orders.greedy import random
 
 # Sides of a cut, and no side: outside of what is cut.
 LEFT, RIGHT, CUT, OUTSIDE = 0, 1, 2, 3
-# Share of the weight that a side may have; cuts that are tried; passes over each.
-MOST_SHARE, TRIALS, PASSES = 0.65, 8, 6
+# Share of the weight that a side may have; cuts that are tried, and of ranges of more than so many variables; passes
+# over each.
+MOST_SHARE, TRIALS, FEW_TRIALS, LARGE, PASSES = 0.65, 8, 2, 1000, 6
 # Rows of the work array.
 SIDE, REGION, LIST, LOCKED, MOVED, BEST, ROWS = range(7)
 
@@ -118,7 +119,7 @@ def _best_cut(
     total, least = 0, np.inf
     for i in range(low, high):
         total += weights[order[i]]
-    for trial in range(TRIALS):
+    for trial in range(TRIALS if high - low <= LARGE else FEW_TRIALS):
         start = order[low + random(state) % (high - low)]
         if trial % 2 == 0:
             # From one end to the other.

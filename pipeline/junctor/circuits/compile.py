@@ -34,7 +34,7 @@ from junctor.model.network import Factor, Network
 
 # Decisions after which orders are compared, and how many of them go on: further rounds of four times as many decisions
 # have the last number.
-FIRST_ROUND, GOING_ON = 1000, (6, 3, 2)
+FIRST_ROUND, GOING_ON = 250, (7, 4, 3, 2)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -20,8 +20,8 @@ Ints = npt.NDArray[np.int64]
 
 # Criteria of greedy elimination with the noise of each: ties alone make circuits a few times larger or smaller.
 GREEDY = ((MIN_FILL, 0.0), (MIN_FILL, 0.1), (MIN_WEIGHT, 0.0))
-# Seeds of dissections, and the variables that these leave to the first order.
-DISSECTIONS, LEFT_WHOLE = 8, 20
+# Seeds of dissections, and of those of graphs with more ends of edges; variables that they leave to the first order.
+DISSECTIONS, FEW_DISSECTIONS, LARGE, LEFT_WHOLE = 8, 3, 30_000, 20
 # Bits of a clique at which greedy elimination ends, so that fill stays below 2**63.
 MOST_BITS = 1 << 30
 
@@ -51,7 +51,7 @@ def orders_of(tables: TableStore, state: SearchState) -> Iterator[Order]:
         first = order if first is None else first
         yield _order(f"greedy {number + 1}", graph, order)
     assert first is not None
-    for seed in range(1, DISSECTIONS + 1):
+    for seed in range(1, (DISSECTIONS if len(graph.neighbours) <= LARGE else FEW_DISSECTIONS) + 1):
         yield _order(
             f"dissection {seed}", graph, dissection(graph.starts, graph.neighbours, weights, first, LEFT_WHOLE, seed)
         )
