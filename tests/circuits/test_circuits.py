@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
-from helpers.engine_cases import blank, check_posteriors
+from helpers.engine_cases import blank, check_explanations, check_posteriors
 from helpers.noisy_max import noisy_network
 from helpers.strategies import evidence_batches, networks
 from hypothesis import assume, given
@@ -17,7 +17,7 @@ from junctor.circuits.limits import SearchLimits
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.generate import grid, random_network, sample
-from junctor.model.answers import IMPOSSIBLE, OK, Answers
+from junctor.model.answers import IMPOSSIBLE, OK, Answers, unanswered
 from junctor.model.network import Factor, Network, Variable
 from junctor.model.query import Query
 
@@ -74,6 +74,18 @@ def test_columns_that_all_rows_observe_alike(network: Network, data: st.DataObje
     fixed = fixed_states(batch, np.arange(batch.rows), list(batch.states))
     assert fixed[column] == state
     check_posteriors(network, batch, answers_of(network, batch, fixed), 1e-12)
+
+
+@given(st.integers(0, 10_000), st.data())
+def test_explanations(seed: int, data: st.DataObject) -> None:
+    network = switched(6, seed)
+    batch = data.draw(evidence_batches(network, min_rows=1, invalid=False))
+    fixed = fixed_states(batch, np.arange(batch.rows), list(batch.states))
+    query = Query(kind="mpe")
+    memory = np.zeros(4 * 6 * batch.rows, dtype=np.uint8)
+    answers = unanswered(query, tuple(range(6)), network.cardinalities, batch.rows, {}, memory)
+    CircuitProgram(network, compiled(network, fixed)).explain(batch, np.arange(batch.rows), answers, 1)
+    check_explanations(network, batch, answers, 1e-9)
 
 
 @pytest.mark.parametrize("strongest_last", [False, True])

@@ -83,7 +83,7 @@ def answer_block(
     leaves = circuit.indicators.size
     for leaf in range(leaves):
         for case in range(CASES):
-            values[leaf * CASES + case] = _indicator(evidence, leaf, start + min(case, count - 1))
+            values[leaf * CASES + case] = indicator_of(evidence, leaf, start + min(case, count - 1))
             if evidence.soft[leaf] >= 0:
                 values[leaf * CASES + case] *= evidence.likelihoods[evidence.soft[leaf], start + min(case, count - 1)]
     _up(circuit, values, leaves)
@@ -103,7 +103,7 @@ def answer_block(
 
 
 @part
-def _indicator(evidence: Any, leaf: int, row: int) -> Any:
+def indicator_of(evidence: Any, leaf: int, row: int) -> Any:
     """Return whether a row allows the state of an indicator, 1 or 0."""
     variable = evidence.variables[leaf]
     if variable < 0:
@@ -201,7 +201,7 @@ def answer_block_in_logs(
     """
     edges_at, children, leaves, nodes = circuit.edges_at, circuit.children, circuit.indicators.size, circuit.is_sum.size
     for leaf in range(leaves):
-        values[leaf] = 0.0 if _indicator(evidence, leaf, start) > 0 else -math.inf
+        values[leaf] = 0.0 if indicator_of(evidence, leaf, start) > 0 else -math.inf
         if evidence.soft[leaf] >= 0:
             values[leaf] += evidence.likelihoods[evidence.soft[leaf], start]
     for node in range(leaves, nodes):

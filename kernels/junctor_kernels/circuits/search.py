@@ -45,7 +45,7 @@ from junctor_kernels.circuits.tables import (
     whole,
     with_table_room,
 )
-from junctor_kernels.cpu.jit import loops, lowest_bit, part
+from junctor_kernels.cpu.jit import inlined, loops, lowest_bit, part
 
 # How a search ends: with a circuit, for want of room, at its limit, or with numbers too small for a double.
 DONE, FULL, PAUSED, UNDERFLOW = range(4)
@@ -248,7 +248,7 @@ def refill_cache(state: Any, keys: Any, nodes: Any, weights: Any) -> None:
             nodes[at], weights[at] = state.cache_nodes[i], state.cache_weights[i]
 
 
-@part
+@inlined
 def _place(keys: Any, one: Any, two: Any) -> Any:
     """Return the place of a key, or the free one where it belongs."""
     last = np.int64(keys.shape[0] - 1)
@@ -375,7 +375,7 @@ def search(tables: Any, state: Any, nodes: Any, most: int) -> Any:
             _finish(state, nodes, top)
 
 
-@part
+@inlined
 def _has_room(tables: Any, state: Any, nodes: Any) -> Any:
     """Return True if there is room for a step, but for tables."""
     n, counts = state.ranks.size + MOST_STATES + 2, state.counts
@@ -458,7 +458,7 @@ def _open(tables: Any, state: Any, nodes: Any, top: int) -> None:
         _sort_components(state, first)
 
 
-@part
+@inlined
 def _put(state: Any, variable: int, node: int) -> None:
     """Multiply a node into the branch in hand."""
     at = state.counts[PARTS]
@@ -466,7 +466,7 @@ def _put(state: Any, variable: int, node: int) -> None:
     state.counts[PARTS] = at + 1
 
 
-@part
+@inlined
 def _put_free(state: Any, nodes: Any, variable: int, top: int) -> None:
     """Multiply the sum over the states of a variable without tables into the branch in hand."""
     states, indicator = state.states[variable], state.indicators[variable]
@@ -529,7 +529,7 @@ def _sort_components(state: Any, first: int) -> None:
         rows[j, START], rows[j, END], rows[j, BEST], keys[j, 0], keys[j, 1] = start, end, best, one, two
 
 
-@part
+@inlined
 def _add(state: Any, variable: int, node: int, weight: float) -> None:
     """Multiply what came of the next component into the top frame's branch, which ends where that is nothing."""
     top = state.counts[FRAMES] - 1
@@ -544,7 +544,7 @@ def _add(state: Any, variable: int, node: int, weight: float) -> None:
         _put(state, variable, node)
 
 
-@part
+@inlined
 def _close(state: Any, frame: Any) -> None:
     """End the branch of a frame."""
     counts = state.counts
@@ -572,7 +572,7 @@ def _finish(state: Any, nodes: Any, top: int) -> None:
     _add(state, frame[VARIABLE], node, weight)
 
 
-@part
+@inlined
 def _narrow(state: Any, variable: int, states: Any) -> Any:
     """Leave a variable some states; return False where none of its own are among them."""
     left = state.states[variable] & states
@@ -594,7 +594,7 @@ def _narrow(state: Any, variable: int, states: Any) -> Any:
     return True
 
 
-@part
+@inlined
 def _take_step(tables: Any, state: Any, factor: int, step: int) -> Any:
     """Give a factor the table of a transition, and variables what it leaves them; return False at a dead end."""
     table = tables.results[step]
@@ -654,14 +654,14 @@ def _propagate(tables: Any, state: Any) -> Any:
     return ALIVE
 
 
-@part
+@inlined
 def _forget_queue(state: Any) -> None:
     for i in range(state.counts[QUEUE]):
         state.queued[state.queue[i]] = False
     state.counts[QUEUE] = 0
 
 
-@part
+@inlined
 def _undo(state: Any, until: int) -> None:
     """Take back what changed since the trail had a length."""
     counts, n = state.counts, state.ranks.size

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from junctor_kernels.circuits import evaluate
 from junctor_kernels.circuits.evaluate import CASES, CircuitAnswers, CircuitEvidence
+from junctor_kernels.circuits.explain import explain_case
 
 from junctor.backends.impossible_answers import leave_impossible
 from junctor.circuits.compile import Circuit, first_indicators
@@ -77,6 +78,28 @@ class CircuitProgram:
         parts = [rows[start : start + TASK_ROWS] for start in range(0, len(rows), TASK_ROWS)]
         in_threads(lambda part, _: self._answer_part(batch, part, answers, least), parts, threads)
 
+    def explain(self, batch: EvidenceBatch, rows: Rows, answers: Answers, threads: int) -> None:
+        """Write the most probable states of rows of a batch, all of which observe what is fixed."""
+        if self.circuit.log == -math.inf:
+            self._leave(rows, answers)
+            return
+        logs = np.log(self.circuit.flat.weights)
+        parts = [rows[start : start + TASK_ROWS] for start in range(0, len(rows), TASK_ROWS)]
+        in_threads(lambda part, _: self._explain_part(batch, part, answers, logs), parts, threads)
+
+    def _explain_part(self, batch: EvidenceBatch, rows: Rows, answers: Answers, weights: Floats) -> None:
+        assert answers.explained is not None
+        evidence, scales, _ = self._evidence(batch, rows)
+        circuit, variables = self.circuit.flat, self._variables.astype(np.int32)
+        values, waiting = np.zeros(len(circuit.is_sum)), np.zeros(len(circuit.children) + 1, dtype=np.int64)
+        states, logs = np.zeros(len(self.network.variables), dtype=np.int32), np.zeros(len(rows))
+        for v, state in self.circuit.fixed:
+            states[v] = state
+        for place, row in enumerate(rows.tolist()):
+            logs[place] = explain_case(circuit, weights, evidence, place, variables, values, waiting, states)
+            answers.explained[:, row] = states[list(answers.targets)]
+        self._write(rows, logs, scales, answers)
+
     def _answer_part(self, batch: EvidenceBatch, rows: Rows, answers: Answers, least: float) -> None:
         evidence, scales, odd = self._evidence(batch, rows)
         found = self._answers(answers, len(rows))
@@ -98,7 +121,7 @@ class CircuitProgram:
         possible = logs > -math.inf
         fine = rows[possible]
         answers.status[fine], answers.log_value[fine] = OK, (logs + scales + self.circuit.log)[possible]
-        for v in answers.targets:
+        for v in answers.posteriors:
             if v in self._fixed:
                 answers.posteriors[v][fine] = np.arange(self.network.cardinalities[v]) == self._fixed[v]
         self._leave(rows[~possible], answers)
@@ -111,7 +134,7 @@ class CircuitProgram:
 
     def _leave(self, rows: Rows, answers: Answers) -> None:
         if rows.size:
-            sizes = np.array([self.network.cardinalities[v] for v in answers.targets], dtype=np.int64)
+            sizes = np.array([self.network.cardinalities[v] for v in answers.posteriors], dtype=np.int64)
             leave_impossible(rows, answers, sizes)
 
     def _answers(self, answers: Answers, rows: int) -> CircuitAnswers:

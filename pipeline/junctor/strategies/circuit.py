@@ -17,7 +17,7 @@ from junctor.cost import policy
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Rows
 from junctor.evidence.patterns import PatternGroup
 from junctor.model.answers import Answers
-from junctor.model.question import MARGINALS
+from junctor.model.question import EVERY_NEED
 from junctor.model.strategies import Strategy
 from junctor.strategies.facts import Facts, cached
 from junctor.strategies.strategy import Allowance, MemoryUse, Offer, Price, Route, Run, Way
@@ -35,10 +35,12 @@ class CircuitRows(Way):
     """Sums and products of a circuit, 32 cases at a time."""
 
     name = Strategy.CIRCUIT
-    supports = frozenset({MARGINALS})
+    supports = EVERY_NEED
 
     def refuses(self, facts: Facts) -> str | None:
         """Networks with long lists of states or large tables have none."""
+        if facts.explains and facts.network.hidden:
+            return "circuits do not explain networks with noisy nodes"
         return refused(facts.network, facts.network.factors)
 
     def offer(self, group: PatternGroup, batch: EvidenceBatch, facts: Facts) -> Offer | str:
@@ -113,7 +115,10 @@ def _alike(rows: Rows, batch: EvidenceBatch) -> dict[int, int]:
 def _program(fixed: dict[int, int], batch: EvidenceBatch, facts: Facts, decisions: int) -> CircuitProgram | str:
     """Return the circuit with some states fixed; what no row observes is summed out where some are."""
     needed = set(range(len(facts.network.public)))
-    if fixed:
+    if fixed and facts.explains:
+        # What nobody asks for is not summed out of a maximum.
+        needed -= fixed.keys()
+    elif fixed:
         needed = (set(facts.targets) | set(batch.states) | set(batch.likelihoods)) - fixed.keys()
     key, circuits = (tuple(sorted(fixed.items())), tuple(sorted(needed))), facts.store.circuits
     with facts.store.lock:
@@ -138,7 +143,7 @@ def _answer(rows: Rows, batch: EvidenceBatch, answers: Answers, facts: Facts) ->
     """Write answers to rows, and yield those that are left."""
     program = program_of(rows, batch, facts, policy.CIRCUIT_DECISIONS)
     if not isinstance(program, str):
-        program.answer(batch, rows, answers, facts.threads)
+        _run(program, batch, rows, answers, facts)
         return
     for row in rows.tolist() if len(rows) > 1 else ():
         one = np.array([row])
@@ -146,9 +151,14 @@ def _answer(rows: Rows, batch: EvidenceBatch, answers: Answers, facts: Facts) ->
         if isinstance(own, str):
             yield row
         else:
-            own.answer(batch, one, answers, 1)
+            _run(own, batch, one, answers, facts)
     if len(rows) == 1:
         yield int(rows[0])
+
+
+def _run(program: CircuitProgram, batch: EvidenceBatch, rows: Rows, answers: Answers, facts: Facts) -> None:
+    run = program.explain if facts.explains else program.answer
+    run(batch, rows, answers, facts.threads)
 
 
 WAY = CircuitRows()
