@@ -140,10 +140,12 @@ def test_links_that_lead_nowhere_are_found(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "a.html").write_text(
         '<h1 id="top">A</h1><a href="sub/b.html#there"></a><a href="sub/b.html#not"></a><a href="#top"></a>'
-        '<a href="#end"></a><img src="none.png"><a href="https://example.org/"></a><a href="data:,"></a>'
+        '<a href="#end"></a><img src="none.png"><a href="https://example.org/"></a><img src="data:,">'
+        '<script src="https://example.org/a.js"></script><link rel="icon" href="//example.org/b.ico">'
     )
     (tmp_path / "sub" / "b.html").write_text('<p id="there"><a href="../a.html"></a><a href="c.html"></a></p>')
-    lost = ["a.html: #end", "a.html: none.png", "a.html: sub/b.html#not", "sub/b.html: c.html"]
+    lost = ["a.html: #end", "a.html: //example.org/b.ico is loaded", "a.html: https://example.org/a.js is loaded"]
+    lost += ["a.html: none.png", "a.html: sub/b.html#not", "sub/b.html: c.html"]
     assert sorted(links.lost_links(tmp_path)) == lost
 
 

@@ -1,7 +1,7 @@
 """The documentation as a site: `uv run python docs/site/build.py FOLDER`, then open FOLDER/index.html.
 
 Pages of the repository, the commands, the Python functions and the sources that pages name. A link that leads nowhere
-fails it.
+fails it, and so does what is loaded from elsewhere. Its search needs a server: `python -m http.server -d FOLDER`.
 """
 
 from __future__ import annotations

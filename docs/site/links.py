@@ -1,4 +1,4 @@
-"""Links of a folder of HTML pages that lead nowhere."""
+"""Links of a folder of HTML pages that lead nowhere, and what these load from elsewhere."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from urllib.parse import unquote, urlsplit
 
 
 class _Page(HTMLParser):
-    """The links of a page, and what they can lead to in it."""
+    """The links of a page, what it loads, and what links can lead to in it."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.links: set[str] = set()
+        self.loaded: set[str] = set()
         self.ids: set[str] = set()
         self.feed(text)
 
@@ -21,19 +22,21 @@ class _Page(HTMLParser):
         """Note what a tag names."""
         for name, value in attrs:
             if name in ("href", "src"):
-                self.links.add(value or "")
+                (self.loaded if name == "src" or tag == "link" else self.links).add(value or "")
             elif name in ("id", "name"):
                 self.ids.add(value or "")
 
 
 def lost_links(folder: Path) -> Iterator[str]:
-    """Yield the links that lead nowhere, each with its page; addresses elsewhere are not asked."""
+    """Yield the links of pages that lead nowhere; they may lead elsewhere, but nothing is loaded from there."""
     folder = folder.resolve()
     pages = {page: _Page(page.read_text()) for page in folder.rglob("*.html")}
     for page, found in pages.items():
-        for link in sorted(found.links):
+        for link in sorted(found.links | found.loaded):
             parts = urlsplit(link)
             if parts.scheme or parts.netloc:
+                if link in found.loaded and parts.scheme != "data":
+                    yield f"{page.relative_to(folder)}: {link} is loaded"
                 continue
             target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
             ids = pages[target].ids if target in pages else ()
