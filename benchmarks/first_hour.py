@@ -56,11 +56,13 @@ for line in sys.stdin:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", default=f"{sys.version_info.major}.{sys.version_info.minor}", help="version")
+    parser.add_argument(
+        "--python", default=f"{sys.version_info.major}.{sys.version_info.minor}", help="version, or an interpreter"
+    )
     parser.add_argument("--pages", nargs="*", default=PAGES, help="files of this repository")
     asked = parser.parse_args()
     about = machine_record()
-    print(f"{about['device']}, {about['date']}, Python {asked.python}\n")
+    print(f"{about['device']}, {about['date']}, Python {_version(asked.python)}\n")
     print("| what | seconds | of all cores |\n|---|---:|---:|")
     with tempfile.TemporaryDirectory() as folder:
         here = Reader(Path(folder), asked.python)
@@ -157,6 +159,12 @@ class Timed:
         # Of a session that goes on nobody knows it.
         cores = f"{used:.1f}" if (used := _cores() - self._cores) else ""
         print(f"| {self._name}{' FAILED' * self.failed} | {self.seconds:.1f} | {cores} |", flush=True)
+
+
+def _version(python: str) -> str:
+    """Return the version of an interpreter that uv finds."""
+    told = ["uv", "run", "-q", "--no-project", "--python", python, "python", "--version"]
+    return subprocess.run(told, capture_output=True, text=True, check=True).stdout.split()[-1]
 
 
 def _cores() -> float:
