@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +15,8 @@ from junctor import generate
 from junctor.model.network import Network
 from junctor_kernels.cpu import interpreted
 from junctor_kernels.cpu.compilation import compilation
-from junctor_kernels.cpu.interpreted import Interpreted
+from junctor_kernels.cpu.interpreted import Interpreted, as_python
+from junctor_kernels.row_trees import counts
 
 
 @pytest.fixture
@@ -71,6 +75,28 @@ def test_fits_to_rows_with_gaps_are_the_same(zeros: float, ran: list[str], monke
     one, other = (fit.network for fit in fits)
     for found, expected in zip(one.factors, other.factors, strict=True):
         np.testing.assert_allclose(found.table, expected.table, rtol=1e-12, atol=1e-14)
+
+
+def test_threads_that_begin_at_once_have_whole_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    interpreted._copy.cache_clear()
+    monkeypatch.setattr(interpreted, "_modules", {})
+    plain, both = interpreted._plain, Barrier(8)
+
+    def slowly(value: object) -> Any:
+        time.sleep(1e-4)
+        return plain(value)
+
+    monkeypatch.setattr(interpreted, "_plain", slowly)
+
+    def found(_: int) -> set[str]:
+        both.wait()
+        # Names of what it calls are there, whoever has copied them.
+        return set(counts.count.py_func.__code__.co_names) & as_python(counts.count.py_func).__globals__.keys()
+
+    with ThreadPoolExecutor(8) as threads:
+        names = list(threads.map(found, range(8)))
+    assert all(each == names[0] for each in names)
+    assert {"_listed", "_enumerate", "plan_rows"} <= names[0]
 
 
 def kernel() -> Any:

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable
 from functools import cache
+from threading import RLock
 from types import CellType, FunctionType, ModuleType
 from typing import Any
 
@@ -70,14 +71,21 @@ def _entries(value: Any) -> int:
     return sum(map(_entries, value)) if isinstance(value, tuple) else 0
 
 
-@cache
 def as_python(function: FunctionType) -> Callable[..., Any]:
-    """Return a copy of a function for which all that is compiled is Python."""
+    """Return a copy of a function for which all that is compiled is Python; the same at every call."""
+    # Another thread would meet modules of which half is copied.
+    with _lock:
+        return _copy(function)
+
+
+@cache
+def _copy(function: FunctionType) -> Callable[..., Any]:
     names = _globals(function.__globals__["__name__"], function.__globals__)
     cells = tuple(CellType(_plain(cell.cell_contents)) for cell in function.__closure__ or ())
     return FunctionType(function.__code__, names, function.__name__, function.__defaults__, cells)
 
 
+_lock = RLock()
 _modules: dict[str, ModuleType] = {}
 
 
@@ -95,7 +103,7 @@ def _plain(value: Any) -> Any:
         _globals(value.__name__, value.__dict__)
         return _modules[value.__name__]
     if isinstance(value, Interpreted) or hasattr(value, "targetctx"):
-        return as_python(value.py_func)
+        return _copy(value.py_func)
     return _stand_ins.get(id(value), value)
 
 
