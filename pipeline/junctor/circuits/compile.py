@@ -34,7 +34,7 @@ from junctor.model.network import Factor, Network
 
 # Decisions after which orders are compared, and how many of them go on: further rounds of four times as many decisions
 # have the last number.
-FIRST_ROUND, GOING_ON = 250, (7, 4, 3, 2)
+FIRST_ROUND, GOING_ON = 250, (12, 8, 6, 3, 2)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -68,6 +68,12 @@ class _Search:
     tables: TableStore
     state: SearchState
     nodes: NodeStore
+    progress: float = 0.0
+
+    def gained(self) -> tuple[float, float]:
+        """Return what was done since this was asked last, and in all: some come far at once, and no further."""
+        before, self.progress = self.progress, search.progress(self.state)
+        return self.progress - before, self.progress
 
     def go_on(self, decisions: int) -> int:
         """Search until a circuit is there, or a number of decisions is reached; return how it ended."""
@@ -199,7 +205,7 @@ def _best(searches: list[_Search], fixed: tuple[tuple[int, int], ...], limits: S
                 left.append(each)
         if done:
             return min((_circuit(each, fixed) for each in done), key=lambda circuit: circuit.edges)
-        searches = sorted(left, key=lambda each: -search.progress(each.state))[:going_on]
+        searches = sorted(left, key=_Search.gained, reverse=True)[:going_on]
         if not searches:
             break
     return why or f"no circuit after {limits.decisions:,} decisions by any of several orders"

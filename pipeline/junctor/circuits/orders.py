@@ -5,23 +5,30 @@ Main function: `orders_of`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels.circuits.orders import dissection, places
 from junctor_kernels.circuits.search import SearchState
 from junctor_kernels.circuits.tables import TableStore
-from junctor_kernels.orders.greedy import MIN_FILL, MIN_WEIGHT, weights_of
+from junctor_kernels.orders.greedy import MIN_FILL, MIN_WEIGHT, UNITS_PER_BIT, evaluate, weights_of, words_for, work_for
 from junctor_kernels.orders.sparse import SparseGraph, greedy, moral_graph, sparse_work
 
 Ints = npt.NDArray[np.int64]
 
-# Criteria of greedy elimination with the noise of each: ties alone make circuits a few times larger or smaller.
-GREEDY = ((MIN_FILL, 0.0), (MIN_FILL, 0.1), (MIN_WEIGHT, 0.0))
-# Seeds of dissections, and of those of graphs with more ends of edges; variables that they leave to the first order.
-DISSECTIONS, FEW_DISSECTIONS, LARGE, LEFT_WHOLE = 8, 3, 30_000, 20
+# Criteria of greedy elimination with the noise of each, which breaks ties at least: these alone make circuits a few
+# times larger or smaller. So many of them are searched, those with the smallest cliques.
+GREEDY = ((MIN_FILL, 0.0), (MIN_WEIGHT, 0.0), *(((MIN_FILL, 1e-6), (MIN_FILL, 0.1)) * 6))
+MOST_GREEDY = 4
+# Dissections of the graph that is left beyond tables of so many bits, since what hangs on a graph hides its cuts, and
+# how many are made of each and searched; fewer of graphs with more ends of edges. What they leave whole goes as the
+# first greedy order has it.
+CORES = ((0, 6, 6), (6, 4, 2), (9, 4, 2), (12, 4, 2))
+LARGE_CORES, LARGE = ((0, 1, 1), (6, 1, 1), (9, 2, 2)), 30_000
+LEFT_WHOLE = 20
 # Bits of a clique at which greedy elimination ends, so that fill stays below 2**63.
 MOST_BITS = 1 << 30
 
@@ -44,17 +51,74 @@ def orders_of(tables: TableStore, state: SearchState) -> Iterator[Order]:
     """Yield elimination orders of the graph of the reduced tables, the last variable to be decided first."""
     graph, live = _graph(tables, state)
     cards = np.array([int(word).bit_count() for word in state.states])
-    weights = np.maximum(1, weights_of(cards))
-    first = None
-    for number, (criterion, noise) in enumerate(GREEDY):
-        order = _greedy(graph, live, weights, criterion, noise)
-        first = order if first is None else first
-        yield _order(f"greedy {number + 1}", graph, order)
-    assert first is not None
-    for seed in range(1, (DISSECTIONS if len(graph.neighbours) <= LARGE else FEW_DISSECTIONS) + 1):
-        yield _order(
-            f"dissection {seed}", graph, dissection(graph.starts, graph.neighbours, weights, first, LEFT_WHOLE, seed)
-        )
+    weights, size = np.maximum(1, weights_of(cards)), _sizes(graph, live, cards)
+    greedy_ones = [(f"greedy {i + 1}", _greedy(graph, live, weights, *how, i + 1)) for i, how in enumerate(GREEDY)]
+    first = greedy_ones[0][1]
+    yield from _smallest(greedy_ones, size, MOST_GREEDY, graph)
+    for bits, seeds, most in CORES if len(graph.neighbours) <= LARGE else LARGE_CORES:
+        done, core = _core(graph, live, weights, bits)
+        names = [f"dissection {seed} beyond {bits} bits" for seed in range(1, seeds + 1)]
+        found = [(name, _dissected(done, core, weights, first, seed + 1)) for seed, name in enumerate(names)]
+        yield from _smallest(found, size, most, graph)
+
+
+def _smallest(
+    orders: Sequence[tuple[str, Ints]], size: Callable[[Ints], float], most: int, graph: SparseGraph
+) -> Iterator[Order]:
+    """Yield those of some orders with the fewest entries of cliques, different ones."""
+    sizes = {order.tobytes(): (size(order), name, order) for name, order in reversed(orders)}
+    for _, name, order in sorted(sizes.values(), key=lambda each: each[:2])[:most]:
+        yield _order(name, graph, order)
+
+
+def _sizes(graph: SparseGraph, live: npt.NDArray[np.bool_], cards: Ints) -> Callable[[Ints], float]:
+    """Return what tells the entries of all cliques of an order."""
+    n = len(live)
+    bits, numbers = work_for(n)
+    rows, members = np.zeros_like(bits), np.zeros(words_for(n), dtype=np.uint64)
+    owners, ends = np.repeat(np.arange(n), np.diff(graph.starts)), graph.neighbours.astype(np.uint64)
+    np.bitwise_or.at(bits, (owners, ends >> np.uint64(6)), np.uint64(1) << (ends & np.uint64(63)))
+    every = np.flatnonzero(live).astype(np.uint64)
+    np.bitwise_or.at(members, every >> np.uint64(6), np.uint64(1) << (every & np.uint64(63)))
+    gone, counts = n - len(every), cards.astype(np.float64)
+    return lambda order: float(evaluate(bits, members, counts, order[gone:], len(every), rows, numbers))
+
+
+def _core(
+    graph: SparseGraph, live: npt.NDArray[np.bool_], weights: Ints, bits: int
+) -> tuple[Ints, dict[int, set[int]]]:
+    """Return variables to eliminate first, those that make tables of so many bits at most, and the graph they leave.
+
+    bits: log2 of the entries of a table; 0 leaves all.
+    """
+    starts, ends, own = graph.starts.tolist(), graph.neighbours.tolist(), weights.tolist()
+    around = {v: set(ends[starts[v] : starts[v + 1]]) for v in np.flatnonzero(live).tolist()}
+    weight = {v: own[v] + sum(own[u] for u in others) for v, others in around.items()}
+    heap, done = [(size, v) for v, size in weight.items()], np.flatnonzero(~live).tolist()
+    heapify(heap)
+    while heap and heap[0][0] <= bits * UNITS_PER_BIT:
+        size, v = heappop(heap)
+        if v not in around or size != weight[v]:
+            continue
+        done.append(v)
+        others = around.pop(v)
+        for u in others:
+            around[u] |= others
+            around[u] -= {u, v}
+            weight[u] = own[u] + sum(own[w] for w in around[u])
+            heappush(heap, (weight[u], u))
+    return np.array(done, dtype=np.int64), around
+
+
+def _dissected(done: Ints, core: dict[int, set[int]], weights: Ints, first: Ints, seed: int) -> Ints:
+    """Return an order that begins as greedy elimination did, and dissects what that left."""
+    members = [v for v in first.tolist() if v in core]
+    number = {v: i for i, v in enumerate(members)}
+    rows = [sorted(map(number.__getitem__, core[v])) for v in members]
+    starts = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+    ends = np.array([u for row in rows for u in row], dtype=np.int32)
+    found = dissection(starts, ends, weights[members], np.arange(len(members)), LEFT_WHOLE, seed)
+    return np.concatenate([done, np.array(members, dtype=np.int64)[found]])
 
 
 def _graph(tables: TableStore, state: SearchState) -> tuple[SparseGraph, npt.NDArray[np.bool_]]:
@@ -68,9 +132,11 @@ def _graph(tables: TableStore, state: SearchState) -> tuple[SparseGraph, npt.NDA
     return graph, np.diff(graph.starts) > 0
 
 
-def _greedy(graph: SparseGraph, live: npt.NDArray[np.bool_], weights: Ints, criterion: int, noise: float) -> Ints:
+def _greedy(
+    graph: SparseGraph, live: npt.NDArray[np.bool_], weights: Ints, criterion: int, noise: float, seed: int
+) -> Ints:
     """Return a greedy order of all variables, those without neighbours first."""
-    order, random = np.empty(len(live), dtype=np.int64), np.ones(1, dtype=np.uint64)
+    order, random = np.empty(len(live), dtype=np.int64), np.full(1, seed, dtype=np.uint64)
     count = greedy(graph, live, weights, criterion, noise, random, sparse_work(graph), order, MOST_BITS)
     return np.concatenate([np.flatnonzero(~live), order[:count]])
 

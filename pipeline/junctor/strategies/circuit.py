@@ -90,15 +90,13 @@ def program_of(rows: Rows, batch: EvidenceBatch, facts: Facts, decisions: int) -
 
     decisions: that a search may take, of one order.
     """
-    # Few rows have much in common.
-    levels = [{}, _alike(rows, batch)]
-    if facts.to_come(batch, len(rows)) <= FEW:
-        levels.reverse()
+    alike = _alike(rows, batch)
     found: CircuitProgram | str = ""
-    for fixed in [levels[0], *(levels[1:] if levels[0] != levels[1] else [])]:
+    # What is fixed makes circuits smaller: without one of few rows there is none for all.
+    for fixed in [alike] if facts.to_come(batch, len(rows)) <= FEW else [{}, alike][: 2 if alike else 1]:
         found = _program(fixed, batch, facts, decisions)
         if not isinstance(found, str):
-            return found
+            break
     return found
 
 
