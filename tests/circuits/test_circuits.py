@@ -127,6 +127,16 @@ def test_rows_of_several_tasks_and_threads() -> None:
         np.testing.assert_allclose(answers.posteriors[v][good], expected.posteriors[v][good], rtol=0, atol=1e-12)
 
 
+def test_contradictions_that_only_a_search_finds() -> None:
+    """Three variables of two states that all differ."""
+    other = np.array([[0.0, 1.0], [1.0, 0.0]])
+    variables = tuple(Variable(name, ("0", "1")) for name in "abc")
+    network = Network("odd", variables, tuple(Factor(pair, other) for pair in ((0, 1), (1, 2), (0, 2))), "markov")
+    batch = EvidenceBatch(2, {0: np.array([0, UNOBSERVED], np.int32)})
+    check_posteriors(network, batch, answers_of(network, batch, {}), 1e-12)
+    assert compiled(network, {}).log == -np.inf
+
+
 def test_probabilities_below_all_doubles() -> None:
     variables = tuple(Variable(f"v{i}", ("a", "b")) for i in range(150))
     factors = tuple(Factor((i,), np.array([1e-4, 1 - 1e-4])) for i in range(150))

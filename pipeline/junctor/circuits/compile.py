@@ -221,5 +221,8 @@ def _rounds(most: int) -> Iterator[tuple[int, int]]:
 
 
 def _circuit(found: _Search, fixed: tuple[tuple[int, int], ...]) -> Circuit:
-    flat = flattened(found.nodes, int(found.state.counts[search.ROOT]))
-    return Circuit(flat, float(found.state.numbers[search.LOG]), fixed, found.order.name, found.decisions)
+    root, log = int(found.state.counts[search.ROOT]), float(found.state.numbers[search.LOG])
+    if root == NOTHING:
+        # Tables may contradict each other although each has support for all states.
+        log = -math.inf
+    return Circuit(flattened(found.nodes, root), log, fixed, found.order.name, found.decisions)
