@@ -112,5 +112,5 @@ def test_a_slower_circuit_is_left_to_trees(network: Network, monkeypatch: pytest
 
 
 def test_more_decisions_are_allowed_to_longer_trees() -> None:
-    found = [circuit_choice._decisions(seconds) for seconds in (0.1, 0.4, 1.0, 2.0, 20.0, 1e9, np.inf)]
+    found = [circuit_choice._decisions(seconds, 1e-4) for seconds in (0.1, 0.4, 1.0, 2.0, 20.0, 1e9, np.inf)]
     assert found == [0, 1000, 1000, 4000, 16000, 400_000, 400_000]

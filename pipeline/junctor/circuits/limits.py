@@ -12,6 +12,10 @@ from junctor.model.network import Factor, Network
 MOST_STATES, MOST_AXES, MOST_ENTRIES = 64, 64, 1 << 20
 
 
+# Decisions of a search by one order.
+MOST_DECISIONS = 400_000
+
+
 @dataclass(frozen=True, slots=True)
 class SearchLimits:
     """Where a search ends without a circuit.
@@ -21,7 +25,7 @@ class SearchLimits:
     bytes: of a search.
     """
 
-    decisions: int = 400_000
+    decisions: int = MOST_DECISIONS
     edges: int = 40_000_000
     bytes: int = 1 << 31
 

@@ -154,6 +154,20 @@ class WalkFigures(NamedTuple):
     bound_draw: float
 
 
+class CircuitFigures(NamedTuple):
+    """Circuits.
+
+    edge, far_edge: seconds of an edge of a row, up and down, where a block is in the last cache and where it is not.
+    row: of a row with a circuit of its own.
+    decision: of a decision of a search, all orders together.
+    """
+
+    edge: float
+    far_edge: float
+    row: float
+    decision: float
+
+
 class WorkerFigures(NamedTuple):
     """Rows over workers. task: seconds a task of client and scheduler."""
 
@@ -230,6 +244,7 @@ class Figures:
     ratios: Ratios
     files: FileFigures
     walks: WalkFigures
+    circuits: CircuitFigures
     workers: WorkerFigures
     gpu_host: GpuHostFigures
     gpu_rates: GpuRates

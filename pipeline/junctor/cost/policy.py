@@ -15,9 +15,5 @@ PROCESS, GPU_PROCESS = 5.0, 5.0
 CORES = 0.75
 # Seconds a byte to or from a disk, in addition to those of the process: 1 GB/s, as disks differ.
 DISK_BYTE = 1e-9
-# Of circuits: seconds of an edge of a row, up and down, where a block is in the last cache and where it is not; of a
-# row with a circuit of its own; decisions of a search by one order, and seconds of one of them, all orders together.
-CIRCUIT_EDGE, CIRCUIT_FAR_EDGE, CIRCUIT_ROW = 2e-9, 6e-9, 1.0
-CIRCUIT_DECISIONS, CIRCUIT_DECISION = 400_000, 1e-4
 # Share of the work of a batch that looking for a better choice may take.
 PLANNING_SHARE = 0.04

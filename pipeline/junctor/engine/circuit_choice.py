@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from junctor.backends.row_work import RowWork, alone_seconds
-from junctor.cost import policy
+from junctor.circuits.limits import MOST_DECISIONS
 from junctor.evidence.batch import EvidenceBatch, Rows
 from junctor.evidence.patterns import PatternGroup, spread
 from junctor.model.strategies import Rejected, Strategy
@@ -44,17 +44,17 @@ def circuit_groups(batch: EvidenceBatch, facts: Facts) -> list[PatternGroup]:
     trees = float(sampled.mean()) * facts.to_come(batch, len(rows))
     if trees < LEAST_SECONDS or (facts.takes_gpu and math.isfinite(trees)):
         return []
-    decisions = _decisions(trees)
+    decisions = _decisions(trees, facts.figures.circuits.decision)
     found = program_of(rows, batch, facts, decisions) if decisions else "a search takes longer than trees"
     if not isinstance(found, str):
-        price = found.circuit.decisions * policy.CIRCUIT_DECISION
+        price = found.circuit.decisions * facts.figures.circuits.decision
         price += row_seconds(found, facts) * facts.to_come(batch, len(rows))
         return [_group(rows, price, trees)] if GAIN * price < trees else []
     if math.isfinite(trees):
         return []
     # Rows whose trees are too large get circuits of their own.
     wide = rows[~(_tree_seconds(rows, batch, facts) < LONG_ROW)]
-    return [_group(wide, len(wide) * policy.CIRCUIT_ROW, trees)] if wide.size else []
+    return [_group(wide, len(wide) * facts.figures.circuits.row, trees)] if wide.size else []
 
 
 def _tree_seconds(rows: Rows, batch: EvidenceBatch, facts: Facts) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -71,13 +71,16 @@ def _seconds(work: RowWork, facts: Facts) -> float:
     return alone_seconds(work, facts.figures)
 
 
-def _decisions(trees: float) -> int:
-    """Return the decisions of a search where trees take so many seconds, in steps as large as those of its rounds."""
-    most = min(policy.CIRCUIT_DECISIONS, SEARCH_SHARE * trees / policy.CIRCUIT_DECISION)
+def _decisions(trees: float, decision: float) -> int:
+    """Return the decisions of a search where trees take so many seconds, in steps as large as those of its rounds.
+
+    decision: seconds of one.
+    """
+    most = min(MOST_DECISIONS, SEARCH_SHARE * trees / decision)
     if most < LEAST_DECISIONS:
         return 0
-    if most == policy.CIRCUIT_DECISIONS:
-        return policy.CIRCUIT_DECISIONS
+    if most == MOST_DECISIONS:
+        return MOST_DECISIONS
     return LEAST_DECISIONS << 2 * int(math.log(most / LEAST_DECISIONS, 4))
 
 

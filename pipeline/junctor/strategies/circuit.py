@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from junctor.circuits.limits import SearchLimits, refused
-from junctor.cost import policy
+from junctor.circuits.limits import MOST_DECISIONS, SearchLimits, refused
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Rows
 from junctor.evidence.patterns import PatternGroup
 from junctor.model.answers import Answers
@@ -53,7 +52,7 @@ class CircuitRows(Way):
 
     def prepare(self, group: PatternGroup, uses: int, batch: EvidenceBatch, facts: Facts, room: Allowance) -> Route:
         """Search, unless it was done."""
-        found = program_of(group.rows, batch, facts, policy.CIRCUIT_DECISIONS)
+        found = program_of(group.rows, batch, facts, MOST_DECISIONS)
         reserved, edges = room.budget.reserved, 0
         reason, size = "a circuit for each row: there is none for all of them", 0
         if not isinstance(found, str):
@@ -68,8 +67,8 @@ class CircuitRows(Way):
 
     def forecast(self, route: Route, batch: EvidenceBatch, facts: Facts, bound: int) -> Route:
         """By the edges of the circuit."""
-        found = program_of(route.group.rows, batch, facts, policy.CIRCUIT_DECISIONS)
-        row = policy.CIRCUIT_ROW if isinstance(found, str) else row_seconds(found, facts)
+        found = program_of(route.group.rows, batch, facts, MOST_DECISIONS)
+        row = facts.figures.circuits.row if isinstance(found, str) else row_seconds(found, facts)
         seconds = len(route.group.rows) * row + route.rows * facts.figures.files.row
         return replace(route, seconds=seconds, work={"operations": float(route.operations)})
 
@@ -82,7 +81,8 @@ class CircuitRows(Way):
 def row_seconds(program: CircuitProgram, facts: Facts) -> float:
     """Return the seconds of a row on one core."""
     near = program.block_bytes <= facts.cpu_costs.cache
-    return program.circuit.edges * (policy.CIRCUIT_EDGE if near else policy.CIRCUIT_FAR_EDGE)
+    figures = facts.figures.circuits
+    return program.circuit.edges * (figures.edge if near else figures.far_edge)
 
 
 def program_of(rows: Rows, batch: EvidenceBatch, facts: Facts, decisions: int) -> CircuitProgram | str:
@@ -139,7 +139,7 @@ def _searched(fixed: dict[int, int], needed: set[int], facts: Facts, decisions: 
 
 def _answer(rows: Rows, batch: EvidenceBatch, answers: Answers, facts: Facts) -> Iterator[int]:
     """Write answers to rows, and yield those that are left."""
-    program = program_of(rows, batch, facts, policy.CIRCUIT_DECISIONS)
+    program = program_of(rows, batch, facts, MOST_DECISIONS)
     if not isinstance(program, str):
         _run(program, batch, rows, answers, facts)
         return
