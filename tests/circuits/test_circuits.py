@@ -65,6 +65,14 @@ def test_zeros_and_equal_entries(seed: int, data: st.DataObject) -> None:
     check_posteriors(network, batch, answers_of(network, batch, {}), 1e-12)
 
 
+@pytest.mark.parametrize("seed", [4565, *range(20)])
+def test_tables_that_differ_in_variables_and_states_are_not_the_same(seed: int) -> None:
+    """Equal values over other variables: of 4565 keys were equal that added small numbers without mixing them."""
+    network = switched(7, seed)
+    batch = EvidenceBatch(1)
+    check_posteriors(network, batch, answers_of(network, batch, {}), 1e-12)
+
+
 @given(networks(max_variables=6, max_joint=512), st.data())
 def test_columns_that_all_rows_observe_alike(network: Network, data: st.DataObject) -> None:
     batch = data.draw(evidence_batches(network, min_rows=1, soft=False, invalid=False))

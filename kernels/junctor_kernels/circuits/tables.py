@@ -379,8 +379,9 @@ def _kept(store: Any, axes: int, size: int) -> Any:
     """Return the number of the table in `work`, an earlier one that is equal or a new one."""
     one, two = STEP, mixed(STEP)
     for a in range(axes):
-        one = mixed(one ^ np.uint64(store.axis_variables[a])) + store.axis_supports[a]
-        two = mixed(two + np.uint64(store.axis_variables[a])) ^ store.axis_supports[a]
+        # Each word is mixed in by itself: sums of small numbers would be equal for others.
+        one = mixed(mixed(one ^ np.uint64(store.axis_variables[a])) ^ store.axis_supports[a])
+        two = mixed(mixed(two + np.uint64(store.axis_variables[a])) + store.axis_supports[a])
     for i in range(size):
         bits = np.uint64(as_bits(store.work[i]))
         one = mixed(one ^ bits) + STEP

@@ -1,7 +1,7 @@
 """Which rows go to circuits: those whose trees take long, of networks with zeros. Main function: `circuit_groups`.
 
 A search for a circuit may take a share of what the trees would, so that rows that trees answer in little time never
-wait for one. Few rows are looked at: their trees stand for those of the others.
+wait for one. Of many rows a few are looked at: their trees stand for those of the others.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from junctor.evidence.patterns import PatternGroup, spread
 from junctor.model.strategies import Rejected, Strategy
 from junctor.planning.shape import Pattern
 from junctor.strategies.circuit import CircuitRows, program_of, row_seconds
-from junctor.strategies.facts import SAMPLED, Facts
+from junctor.strategies.facts import FEW_ROWS, SAMPLED, Facts
 
 # What stands for the pattern of rows that nobody has to look at.
 NO_PATTERN = Pattern(frozenset(), frozenset())
@@ -40,7 +40,8 @@ def circuit_groups(batch: EvidenceBatch, facts: Facts) -> list[PatternGroup]:
     if CircuitRows().refuses(facts) is not None or facts.row_engine.above_zero > DENSE:
         return []
     rows = batch.answered
-    sampled = _tree_seconds(spread(rows, SAMPLED), batch, facts)
+    # Of few rows all are looked at: some may have trees that never end, and others next to none.
+    sampled = _tree_seconds(rows if len(rows) <= FEW_ROWS else spread(rows, SAMPLED), batch, facts)
     trees = float(sampled.mean()) * facts.to_come(batch, len(rows))
     if trees < LEAST_SECONDS or (facts.takes_gpu and math.isfinite(trees)):
         return []
