@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from junctor.engine import circuit_choice
+from junctor.engine import choose, circuit_choice
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.generate import random_network, sample
@@ -109,6 +109,18 @@ def test_a_slower_circuit_is_left_to_trees(network: Network, monkeypatch: pytest
     assert Engine(network, Query(), options(1 << 30)).answer(batch).ways == {"circuit": 8}
     monkeypatch.setattr(circuit_choice, "row_seconds", lambda program, facts: 0.9)
     assert "circuit" not in Engine(network, Query(), options(1 << 30)).answer(batch).ways
+
+
+def test_few_rows_of_which_zeros_leave_little_wait_for_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = gates(24)
+    states = np.zeros((3, 24 * 24), dtype=np.int32)
+    # Patterns of their own, whose trees would be 24 variables wide; gates that are off leave nothing of them.
+    states[np.arange(24 * 24)[None, :] % 24 > np.array([[0], [1], [2]])] = UNOBSERVED
+    batch = EvidenceBatch(3, {v: np.ascontiguousarray(states[:, v]) for v in range(24 * 24)})
+    monkeypatch.setattr(choose, "by_plan", None)
+    engine = Engine(wide, Query(), options(1 << 30), expected_rows=3)
+    assert {route.strategy for route in engine.routes(batch)} == {Strategy.ROW_TREES}
+    assert (engine.answer(batch).status == OK).all()
 
 
 def test_more_decisions_are_allowed_to_longer_trees() -> None:

@@ -34,7 +34,10 @@ TOLD = Rejected(Strategy.ROW_TREES, "its trees take longer than a circuit")
 
 
 def circuit_groups(batch: EvidenceBatch, facts: Facts) -> list[PatternGroup]:
-    """Return groups of rows that circuits answer, none where trees and plans take less; the others are chosen for."""
+    """Return groups of rows that circuits answer, none where trees and plans take less; the others are chosen for.
+
+    Few rows of which the zeros leave little get trees of their own at once: no plan knows what states rule out.
+    """
     if facts.query.question.needs not in CircuitRows.supports or facts.asks_gpu or not batch.answered_count:
         return []
     if CircuitRows().refuses(facts) is not None or facts.row_engine.above_zero > DENSE:
@@ -43,6 +46,8 @@ def circuit_groups(batch: EvidenceBatch, facts: Facts) -> list[PatternGroup]:
     # Of few rows all are looked at: some may have trees that never end, and others next to none.
     sampled = _tree_seconds(rows if len(rows) <= FEW_ROWS else spread(rows, SAMPLED), batch, facts)
     trees = float(sampled.mean()) * facts.to_come(batch, len(rows))
+    if trees < LEAST_SECONDS and facts.are_few(batch) and not facts.has_joint_table:
+        return [PatternGroup(NO_PATTERN, rows, 0, Strategy.ROW_TREES, price=trees)]
     if trees < LEAST_SECONDS or (facts.takes_gpu and math.isfinite(trees)):
         return []
     decisions = _decisions(trees, facts.figures.circuits.decision)
