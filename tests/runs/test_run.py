@@ -603,7 +603,8 @@ def test_with_targets_more_evidence_can_need_more_memory() -> None:
     # Seeing a common descendant makes parents depend on each other, so the row that observes more needs more.
     parents = [Variable(f"p{i}", tuple("abcdefgh")) for i in range(6)]
     factors = [Factor((i,), np.full(8, 1 / 8)) for i in range(6)]
-    child = Factor((*range(6), 6), np.full((8,) * 6 + (2,), 0.5))
+    on = np.random.default_rng(0).random((8,) * 6)
+    child = Factor((*range(6), 6), np.stack([on, 1 - on], axis=-1))
     network = Network("v", (*parents, Variable("child", ("no", "yes"))), (*factors, child))
     engine = Engine(network, Query("posteriors", ("p0",)), on_cpu(1 << 20))
     nothing = EvidenceBatch(1)

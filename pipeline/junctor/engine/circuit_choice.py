@@ -14,6 +14,7 @@ import numpy as np
 from junctor.backends.row_work import RowWork, alone_seconds
 from junctor.circuits.limits import MOST_DECISIONS
 from junctor.evidence.batch import EvidenceBatch, Rows
+from junctor.evidence.compiled_cells import evidence_cells
 from junctor.evidence.patterns import PatternGroup, spread
 from junctor.model.strategies import Rejected, Strategy
 from junctor.planning.shape import Pattern
@@ -40,15 +41,16 @@ def circuit_groups(batch: EvidenceBatch, facts: Facts) -> list[PatternGroup]:
     """
     if facts.query.question.needs not in CircuitRows.supports or facts.asks_gpu or not batch.answered_count:
         return []
-    if CircuitRows().refuses(facts) is not None or facts.row_engine.above_zero > DENSE:
+    if CircuitRows().refuses(facts) is not None or facts.above_zero > DENSE:
         return []
     rows = batch.answered
     # Of few rows all are looked at: some may have trees that never end, and others next to none.
     sampled = _tree_seconds(rows if len(rows) <= FEW_ROWS else spread(rows, SAMPLED), batch, facts)
     trees = float(sampled.mean()) * facts.to_come(batch, len(rows))
-    if trees < LEAST_SECONDS and facts.are_few(batch) and not facts.has_joint_table:
+    if trees < LEAST_SECONDS and facts.are_few(batch) and not facts.has_joint_table and _fit(batch, facts):
         return [PatternGroup(NO_PATTERN, rows, 0, Strategy.ROW_TREES, price=trees)]
-    if trees < LEAST_SECONDS or (facts.takes_gpu and math.isfinite(trees)):
+    are_long = bool((sampled >= LONG_ROW).any())
+    if trees < LEAST_SECONDS or (facts.takes_gpu and not are_long):
         return []
     decisions = _decisions(trees, facts.figures.circuits.decision)
     found = program_of(rows, batch, facts, decisions) if decisions else "a search takes longer than trees"
@@ -56,24 +58,30 @@ def circuit_groups(batch: EvidenceBatch, facts: Facts) -> list[PatternGroup]:
         price = found.circuit.decisions * facts.figures.circuits.decision
         price += row_seconds(found, facts) * facts.to_come(batch, len(rows))
         return [_group(rows, price, trees)] if GAIN * price < trees else []
-    if math.isfinite(trees):
+    if not are_long:
         return []
-    # Rows whose trees are too large get circuits of their own.
-    wide = rows[~(_tree_seconds(rows, batch, facts) < LONG_ROW)]
+    # Rows whose trees take too long get circuits of their own.
+    wide = rows[_tree_seconds(rows, batch, facts) >= LONG_ROW]
     return [_group(wide, len(wide) * facts.figures.circuits.row, trees)] if wide.size else []
 
 
 def _tree_seconds(rows: Rows, batch: EvidenceBatch, facts: Facts) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Return the seconds of rows with trees of their own, infinite for trees that are too large: float64 [rows]."""
-    from junctor.evidence.compiled_cells import evidence_cells
-
+    """Return the seconds of rows with trees of their own, whatever memory these take: float64 [rows]."""
     works = facts.row_engine.works_alone(evidence_cells(batch), rows)
     return np.array([_seconds(work, facts) for work in works])
 
 
+def _fit(batch: EvidenceBatch, facts: Facts) -> bool:
+    """Return True if trees of all rows fit the memory beside their answers."""
+    allowed = facts.beside_answers(batch)
+    if facts.working is not None:
+        allowed = min(allowed, facts.working + facts.tree_bytes)
+    most = min(facts.row_engine.entries, (allowed - facts.tree_bytes) // 8)
+    return all(work.room <= most for work in facts.row_engine.works_alone(evidence_cells(batch), batch.answered))
+
+
 def _seconds(work: RowWork, facts: Facts) -> float:
-    if not work.room <= facts.row_engine.entries:
-        return math.inf
+    # Not by what fits: memory would change who answers.
     return alone_seconds(work, facts.figures)
 
 

@@ -439,11 +439,15 @@ class Job(Workload):
         Raises EvidenceError where no target is named, and where a state stands for no number.
         """
         from junctor.evidence.mapping import hiding, read_mapping
-        from junctor.evidence.values import with_values
 
         mapping = read_mapping(self.options["mapping"], network)
         hidden = hiding(mapping, network, self.query)
         query = replace(self.query, hide_targets=hidden is not None and bool(hidden.hidden))
+        if not query.expected:
+            return query
+        # Imported where numbers are asked for: with it come functions of Arrow.
+        from junctor.evidence.values import with_values
+
         return with_values(query, network, mapping)
 
     def _columns_of(self, evidence: Places, network: Network, folder: AnyPath | None = None) -> list[str]:
