@@ -179,13 +179,8 @@ def count(
         if pattern != before:
             before, planned = pattern, False
             states = _listed(families, store, pattern, given, enumerated, room.local)
-        if states:
-            log_values[component] = _enumerate(
-                store, first, last, start, counted, states, values, room.local, store.weights[component], sums
-            )
-            if log_values[component] > -np.inf:
-                status[component] = ANSWERED
-                continue
+        if states and _enumerate(store, component, counted, states, values, room.local, sums, results):
+            continue
         if not planned:
             planned = True
             size = store.variable_starts[pattern + 1] - store.variable_starts[pattern]
@@ -232,22 +227,15 @@ def enumerate_components(
     Code of trees takes ten times as long to compile as this. Arguments as of `count`.
     """
     before, states = -1, 0
-    log_values, status = results
     given = families.starts.size - 1
     counted = given if sums.shape[0] else 0
     for at in range(begin, end):
         component = order[at]
         pattern = store.pattern[component]
-        first, last = store.factor_starts[pattern], store.factor_starts[pattern + 1]
         if pattern != before:
             before, states = pattern, _listed(families, store, pattern, given, enumerated, room.local)
-        if not states:
+        if not states or not _enumerate(store, component, counted, states, values, room.local, sums, results):
             return at
-        start, weight = store.base_starts[component], store.weights[component]
-        log_value = _enumerate(store, first, last, start, counted, states, values, room.local, weight, sums)
-        if log_value == -np.inf:
-            return at
-        log_values[component], status[component] = log_value, ANSWERED
     return end
 
 
@@ -355,29 +343,20 @@ def take_totals(totals: Any, order: Any, begin: int, end: int, results: Any) -> 
 
 @part
 def _enumerate(
-    store: Any,
-    first: int,
-    last: int,
-    start: int,
-    counted: int,
-    states: int,
-    values: Any,
-    local: Any,
-    weight: Any,
-    sums: Any,
-) -> float:
-    """Add the counts of a component, state by state; return log P, or -inf where digits may be lost.
+    store: Any, component: int, counted: int, states: int, values: Any, local: Any, sums: Any, results: Any
+) -> bool:
+    """Answer a component, and add its counts, state by state; return False where digits may be lost: a tree has to.
 
-    store: of the component.
-    first, last: of its factors.
-    start: of its bases.
     counted: factors from this on are likelihoods, or none is counted.
     states: number of its states.
     values: entries of all tables.
     local: with the offsets of the pattern.
-    weight: float64 [2], of the component.
     sums: added to.
+    results: as of `count`; log P is -inf where digits may be lost.
     """
+    pattern, start, weight = store.pattern[component], store.base_starts[component], store.weights[component]
+    first, last = store.factor_starts[pattern], store.factor_starts[pattern + 1]
+    log_values, status = results
     products = local.products
     for s in range(states):
         products[s] = 1.0
@@ -389,7 +368,8 @@ def _enumerate(
     for s in range(states):
         total += products[s]
     if not total >= LEAST_TOTAL:
-        return -np.inf
+        log_values[component] = -np.inf
+        return False
     share = (weight[0] + weight[1]) / total
     for s in range(states):
         products[s] *= share
@@ -399,7 +379,8 @@ def _enumerate(
             for s in range(states):
                 if products[s] > 0.0:
                     add_to(sums, base + local.offsets[line + s], products[s])
-    return float(np.log(total))
+    log_values[component], status[component] = np.log(total), ANSWERED
+    return True
 
 
 @part_with_arrays
