@@ -12,7 +12,7 @@ from helpers.strategies import evidence_batches, networks
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from junctor.circuits.compile import Circuit, compile_circuit
-from junctor.circuits.evaluate import CircuitProgram, fixed_states
+from junctor.circuits.evaluate import CircuitProgram
 from junctor.circuits.limits import SearchLimits
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
@@ -20,6 +20,7 @@ from junctor.generate import grid, random_network, sample
 from junctor.model.answers import IMPOSSIBLE, OK, Answers, unanswered
 from junctor.model.network import Factor, Network, Variable
 from junctor.model.query import Query
+from junctor.strategies.circuit import fixed_states
 
 
 def compiled(network: Network, fixed: Mapping[int, int]) -> Circuit:
@@ -79,7 +80,7 @@ def test_columns_that_all_rows_observe_alike(network: Network, data: st.DataObje
     column = data.draw(st.integers(0, len(network.variables) - 1))
     state = data.draw(st.integers(0, network.cardinalities[column] - 1))
     batch.states[column] = np.full(batch.rows, state, dtype=np.int32)
-    fixed = fixed_states(batch, np.arange(batch.rows), list(batch.states))
+    fixed = fixed_states(np.arange(batch.rows), batch)
     assert fixed[column] == state
     check_posteriors(network, batch, answers_of(network, batch, fixed), 1e-12)
 
@@ -88,7 +89,7 @@ def test_columns_that_all_rows_observe_alike(network: Network, data: st.DataObje
 def test_explanations(seed: int, data: st.DataObject) -> None:
     network = switched(6, seed)
     batch = data.draw(evidence_batches(network, min_rows=1, invalid=False))
-    fixed = fixed_states(batch, np.arange(batch.rows), list(batch.states))
+    fixed = fixed_states(np.arange(batch.rows), batch)
     query = Query(kind="mpe")
     memory = np.zeros(4 * 6 * batch.rows, dtype=np.uint8)
     answers = unanswered(query, tuple(range(6)), network.cardinalities, batch.rows, {}, memory)

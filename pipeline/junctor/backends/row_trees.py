@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -106,6 +105,7 @@ class RowEngine:
     ) -> None:
         self._fixed = room_bytes(network, 0)
         self._targets: Rows = np.array(targets, dtype=np.int64)
+        self._network = network
         self._sizes = network.cardinalities
         self._explains = explains
         self._factors = factors_of(network)
@@ -144,11 +144,10 @@ class RowEngine:
         """Number of the network's variables."""
         return len(self._sizes)
 
-    @cached_property
+    @property
     def above_zero(self) -> float:
         """Share of the entries of all factors."""
-        values = self._factors.values
-        return float(np.count_nonzero(values) / max(1, values.size))
+        return self._network.above_zero
 
     @property
     def held(self) -> int:

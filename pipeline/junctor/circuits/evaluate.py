@@ -6,7 +6,6 @@ Main class: CircuitProgram.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -190,13 +189,3 @@ class CircuitProgram:
             tables,
         )
         return found, scales, odd
-
-
-def fixed_states(batch: EvidenceBatch, rows: Rows, columns: Sequence[int]) -> dict[int, int]:
-    """Return what some columns say that all rows observe alike: variable -> state."""
-    found = {}
-    for v in columns:
-        column = batch.states[v][rows]
-        if len(column) and column[0] != UNOBSERVED and (column == column[0]).all():
-            found[v] = int(column[0])
-    return found

@@ -21,6 +21,7 @@ from junctor.engine.plan_groups import PatternChoice, PatternPricer, compiled_pr
 from junctor.evidence.batch import EvidenceBatch, Rows
 from junctor.evidence.deduplicate import MOST_ANSWERED_GPU, find_equal_rows
 from junctor.evidence.patterns import (
+    NOBODY_LOOKED,
     Mask,
     PatternGroup,
     Patterns,
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
 
 # Fewest rows of a pattern of which the impossible ones are found before the others are answered.
 LEAST_DECIDED = 256
-# What stands for the pattern of rows that go one by one without one.
-NOBODY_LOOKED = Pattern(frozenset(), frozenset())
 # Strategies of plans in one piece.
 PLANNED = (Strategy.ENTRIES, Strategy.CPU_BLOCKS, Strategy.GPU_BLOCKS)
 # Those of cores that have to be compiled, and loaded.
@@ -433,10 +432,7 @@ def _before_loading(facts: Facts) -> tuple[Rejected, ...]:
 
 def _few_on_trees(batch: EvidenceBatch, facts: Facts) -> tuple[Sequence[PatternGroup] | None, bool]:
     """Return a few rows with a tree for each, None where these are large; and whether evidence matters not."""
-    allowed, fixed, rows = facts.beside_answers(batch), facts.tree_bytes, facts.expected_rows
-    if facts.working is not None:
-        allowed = min(allowed, facts.working + fixed)
-    most = (allowed - fixed) // 8
+    most, rows = facts.tree_entries(batch), facts.expected_rows
     # Usual networks have no large trees, whatever the evidence, and nobody looks at patterns.
     whole = facts.whole
     # What chooses better trees takes about as long as these take to load.

@@ -15,14 +15,11 @@ from junctor.backends.row_work import RowWork, alone_seconds
 from junctor.circuits.limits import MOST_DECISIONS
 from junctor.evidence.batch import EvidenceBatch, Rows
 from junctor.evidence.compiled_cells import evidence_cells
-from junctor.evidence.patterns import PatternGroup, spread
+from junctor.evidence.patterns import NOBODY_LOOKED, PatternGroup, spread
 from junctor.model.strategies import Rejected, Strategy
-from junctor.planning.shape import Pattern
 from junctor.strategies.circuit import CircuitRows, program_of, row_seconds
 from junctor.strategies.facts import FEW_ROWS, SAMPLED, Facts
 
-# What stands for the pattern of rows that nobody has to look at.
-NO_PATTERN = Pattern(frozenset(), frozenset())
 # Share of entries above zero from which on a network has no zeros to speak of.
 DENSE = 0.9
 # Seconds of trees up to which nobody searches for a circuit, and of a row that are as good as none at all.
@@ -31,7 +28,6 @@ LEAST_SECONDS, LONG_ROW = 1.0, 60.0
 GAIN = 4.0
 # Share of the seconds of trees that a search may take; fewer decisions are not worth a search.
 SEARCH_SHARE, LEAST_DECISIONS = 0.25, 1000
-TOLD = Rejected(Strategy.ROW_TREES, "its trees take longer than a circuit")
 
 
 def circuit_groups(batch: EvidenceBatch, facts: Facts) -> list[PatternGroup]:
@@ -41,14 +37,15 @@ def circuit_groups(batch: EvidenceBatch, facts: Facts) -> list[PatternGroup]:
     """
     if facts.query.question.needs not in CircuitRows.supports or facts.asks_gpu or not batch.answered_count:
         return []
-    if CircuitRows().refuses(facts) is not None or facts.above_zero > DENSE:
+    if CircuitRows().refuses(facts) is not None or facts.network.above_zero > DENSE:
         return []
     rows = batch.answered
     # Of few rows all are looked at: some may have trees that never end, and others next to none.
-    sampled = _tree_seconds(rows if len(rows) <= FEW_ROWS else spread(rows, SAMPLED), batch, facts)
+    works = _works(rows if len(rows) <= FEW_ROWS else spread(rows, SAMPLED), batch, facts)
+    sampled = _tree_seconds(works, facts)
     trees = float(sampled.mean()) * facts.to_come(batch, len(rows))
-    if trees < LEAST_SECONDS and facts.are_few(batch) and not facts.has_joint_table and _fit(batch, facts):
-        return [PatternGroup(NO_PATTERN, rows, 0, Strategy.ROW_TREES, price=trees)]
+    if trees < LEAST_SECONDS and facts.are_few(batch) and not facts.has_joint_table and _fit(works, batch, facts):
+        return [PatternGroup(NOBODY_LOOKED, rows, 0, Strategy.ROW_TREES, price=trees)]
     are_long = bool((sampled >= LONG_ROW).any())
     if trees < LEAST_SECONDS or (facts.takes_gpu and not are_long):
         return []
@@ -61,23 +58,24 @@ def circuit_groups(batch: EvidenceBatch, facts: Facts) -> list[PatternGroup]:
     if not are_long:
         return []
     # Rows whose trees take too long get circuits of their own.
-    wide = rows[_tree_seconds(rows, batch, facts) >= LONG_ROW]
+    wide = rows[_tree_seconds(_works(rows, batch, facts), facts) >= LONG_ROW]
     return [_group(wide, len(wide) * facts.figures.circuits.row, trees)] if wide.size else []
 
 
-def _tree_seconds(rows: Rows, batch: EvidenceBatch, facts: Facts) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _works(rows: Rows, batch: EvidenceBatch, facts: Facts) -> list[RowWork]:
+    """Return the work of rows with trees of their own."""
+    return facts.row_engine.works_alone(evidence_cells(batch), rows)
+
+
+def _tree_seconds(works: Sequence[RowWork], facts: Facts) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Return the seconds of rows with trees of their own, whatever memory these take: float64 [rows]."""
-    works = facts.row_engine.works_alone(evidence_cells(batch), rows)
     return np.array([_seconds(work, facts) for work in works])
 
 
-def _fit(batch: EvidenceBatch, facts: Facts) -> bool:
-    """Return True if trees of all rows fit the memory beside their answers."""
-    allowed = facts.beside_answers(batch)
-    if facts.working is not None:
-        allowed = min(allowed, facts.working + facts.tree_bytes)
-    most = min(facts.row_engine.entries, (allowed - facts.tree_bytes) // 8)
-    return all(work.room <= most for work in facts.row_engine.works_alone(evidence_cells(batch), batch.answered))
+def _fit(works: Sequence[RowWork], batch: EvidenceBatch, facts: Facts) -> bool:
+    """Return True if trees of all rows fit the memory beside the answers to a batch."""
+    most = min(facts.row_engine.entries, facts.tree_entries(batch))
+    return all(work.room <= most for work in works)
 
 
 def _seconds(work: RowWork, facts: Facts) -> float:
@@ -99,8 +97,8 @@ def _decisions(trees: float, decision: float) -> int:
 
 
 def _group(rows: Rows, price: float, trees: float) -> PatternGroup:
-    told = Rejected(TOLD.strategy, TOLD.reason, trees)
-    return PatternGroup(NO_PATTERN, rows, 0, Strategy.CIRCUIT, price=price, rejected=(told,))
+    told = Rejected(Strategy.ROW_TREES, "its trees take longer than a circuit", trees)
+    return PatternGroup(NOBODY_LOOKED, rows, 0, Strategy.CIRCUIT, price=price, rejected=(told,))
 
 
 def without(rows: Rows, groups: Sequence[PatternGroup]) -> Rows:

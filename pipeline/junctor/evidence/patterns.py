@@ -33,6 +33,8 @@ COMPILED_CELLS = 1 << 20
 MOST_PATTERNS = 4096
 # Patterns of fewer than every so many-th row take about as long as those of all.
 LEAST_STEP = 4
+# What stands for the pattern of rows that go one by one without one.
+NOBODY_LOOKED = Pattern(frozenset(), frozenset())
 
 
 @dataclass(frozen=True, eq=False, slots=True)

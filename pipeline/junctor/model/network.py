@@ -123,6 +123,12 @@ class Network:
         return Network(self.name, self.public, tuple(factors), self.kind)
 
     @cached_property
+    def above_zero(self) -> float:
+        """Share of the entries of all factors."""
+        tables = [factor.table for factor in self.factors]
+        return sum(map(np.count_nonzero, tables)) / max(1, sum(table.size for table in tables))
+
+    @cached_property
     def with_fewer_axes(self) -> Network:
         """The network without axes of tables along which nothing that is possible changes: the same distribution."""
         made: Network = import_module("junctor.model.simplify").with_fewer_axes(self)

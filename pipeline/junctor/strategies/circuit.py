@@ -90,7 +90,7 @@ def program_of(rows: Rows, batch: EvidenceBatch, facts: Facts, decisions: int) -
 
     decisions: that a search may take, of one order.
     """
-    alike = _alike(rows, batch)
+    alike = fixed_states(rows, batch)
     found: CircuitProgram | str = ""
     # What is fixed makes circuits smaller: without one of few rows there is none for all.
     for fixed in [alike] if facts.to_come(batch, len(rows)) <= FEW else [{}, alike][: 2 if alike else 1]:
@@ -100,7 +100,7 @@ def program_of(rows: Rows, batch: EvidenceBatch, facts: Facts, decisions: int) -
     return found
 
 
-def _alike(rows: Rows, batch: EvidenceBatch) -> dict[int, int]:
+def fixed_states(rows: Rows, batch: EvidenceBatch) -> dict[int, int]:
     """Return what all of some rows observe alike: variable -> state."""
     found = {}
     for v, states in batch.states.items():
@@ -145,7 +145,7 @@ def _answer(rows: Rows, batch: EvidenceBatch, answers: Answers, facts: Facts) ->
         return
     for row in rows.tolist() if len(rows) > 1 else ():
         one = np.array([row])
-        own = _program(_alike(one, batch), batch, facts, ROW_DECISIONS)
+        own = _program(fixed_states(one, batch), batch, facts, ROW_DECISIONS)
         if isinstance(own, str):
             yield row
         else:

@@ -13,7 +13,6 @@ from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
 from junctor_kernels.gpu.blocks import room_of
 
 from junctor.backends.joint_table import JointTable, has_joint_table
@@ -360,15 +359,14 @@ class Facts:
 
         return room_bytes(self.network, 0)
 
+    def tree_entries(self, batch: EvidenceBatch) -> int:
+        """Return the entries that messages of a row's tree may have beside the answers to a batch."""
+        allowed = self.beside_answers(batch) - self.tree_bytes
+        return (allowed if self.working is None else min(allowed, self.working)) // 8
+
     def beside_answers(self, batch: EvidenceBatch) -> int:
         """Return the bytes beside the answers to a batch."""
         return self.allowed - self.answer_bytes(batch.rows)
-
-    @cached_property
-    def above_zero(self) -> float:
-        """The share of the entries of all factors that are above zero."""
-        tables = [factor.table for factor in self.network.factors]
-        return sum(map(np.count_nonzero, tables)) / max(1, sum(table.size for table in tables))
 
     @cached_property
     def whole(self) -> RowWork:
