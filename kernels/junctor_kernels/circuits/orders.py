@@ -17,8 +17,8 @@ from junctor_kernels.orders.greedy import random
 # Sides of a cut, and no side: outside of what is cut.
 LEFT, RIGHT, CUT, OUTSIDE = 0, 1, 2, 3
 # Share of the weight that a side may have; cuts that are tried, and of ranges of more than so many variables; passes
-# over each.
-MOST_SHARE, TRIALS, FEW_TRIALS, LARGE, PASSES = 0.65, 8, 2, 1000, 6
+# over each, and moves without a gain that end one.
+MOST_SHARE, TRIALS, FEW_TRIALS, LARGE, PASSES, PATIENCE = 0.65, 8, 2, 1000, 6, 64
 # Rows of the work array.
 SIDE, REGION, LIST, LOCKED, MOVED, BEST, ROWS = range(7)
 
@@ -188,11 +188,11 @@ def _improve(starts: Any, neighbours: Any, weights: Any, order: Any, low: int, h
             left += weights[v]
         else:
             right += weights[v]
-    gain, best, steps, kept = 0, 0, 0, 0
+    gain, best, kept, idle = 0, 0, 0, 0
     log = work[LIST]
     records = 0
     most = MOST_SHARE * total
-    while count > 0 and steps < 2 * (high - low):
+    while count > 0 and idle < PATIENCE:
         # The best move of all; ties go to the lighter side.
         choice, to, value = -1, 0, -(1 << 60)
         for i in range(count):
@@ -245,11 +245,11 @@ def _improve(starts: Any, neighbours: Any, weights: Any, order: Any, low: int, h
                     right -= weights[u]
                 else:
                     left -= weights[u]
-        steps += 1
+        idle += 1
         if is_full:
             break
         if gain > best:
-            best, kept = gain, records
+            best, kept, idle = gain, records, 0
     for i in range(records - 1, kept - 1, -1):
         side[log[i]] = moved[i]
     for i in range(low, high):

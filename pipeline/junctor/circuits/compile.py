@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -31,10 +32,11 @@ from junctor_kernels.circuits.tables import TableStore, table_store, with_table_
 from junctor.circuits.limits import SearchLimits, refused
 from junctor.circuits.orders import Order, orders_of
 from junctor.model.network import Factor, Network
+from junctor.runtime.threads import in_threads
 
-# Decisions after which orders are compared, and how many of them go on: further rounds of four times as many decisions
-# have the last number.
-FIRST_ROUND, GOING_ON = 250, (12, 8, 6, 3, 2)
+# Decisions after which orders are compared, twice as many in each round, and how many of them go on after it; the last
+# number is that of all further rounds.
+FIRST_ROUND, GOING_ON = 250, (12, 8, 6, 4, 3, 2, 2, 1)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -104,11 +106,13 @@ def compile_circuit(
     fixed: Mapping[int, int],
     needed: AbstractSet[int],
     limits: SearchLimits,
+    threads: int = 1,
 ) -> Circuit | str:
     """Return the circuit of a network, or why there is none.
 
     fixed: variable -> state that all rows observe.
     needed: variables that rows may observe, or whose posteriors are asked for, besides; all others are summed out.
+    threads: that search side by side; the circuit is the same on any number.
     """
     factors = _relevant(network, set(fixed) | set(needed))
     if (why := refused(network, factors)) is not None:
@@ -116,8 +120,8 @@ def compile_circuit(
     begun = _begun(network, factors, fixed, needed)
     if isinstance(begun, Circuit):
         return begun
-    searches = [_Search(order, *_copies(*begun, order)) for order in orders_of(*begun[:2])]
-    return _best(searches, tuple(sorted(fixed.items())), limits)
+    searches = [_Search(order, *_copies(*begun, order)) for order in orders_of(*begun[:2], threads)]
+    return _best(searches, tuple(sorted(fixed.items())), limits, threads)
 
 
 def first_indicators(network: Network) -> npt.NDArray[np.int64]:
@@ -186,13 +190,15 @@ def _copies(
     return tables, state, nodes
 
 
-def _best(searches: list[_Search], fixed: tuple[tuple[int, int], ...], limits: SearchLimits) -> Circuit | str:
+def _best(
+    searches: list[_Search], fixed: tuple[tuple[int, int], ...], limits: SearchLimits, threads: int
+) -> Circuit | str:
     """Return the smallest circuit of the first round that has any; of others those go on that have come furthest."""
     why = ""
     for decisions, going_on in _rounds(limits.decisions):
         done, left = [], []
-        for each in searches:
-            found = each.go_on(decisions)
+        ends = in_threads(partial(_go_on, decisions), searches, threads)
+        for each, found in zip(searches, ends, strict=True):
             if found == search.DONE:
                 done.append(each)
             elif found == search.UNDERFLOW:
@@ -211,12 +217,16 @@ def _best(searches: list[_Search], fixed: tuple[tuple[int, int], ...], limits: S
     return why or f"no circuit after {limits.decisions:,} decisions by any of several orders"
 
 
+def _go_on(decisions: int, one: _Search, _: int) -> int:
+    return one.go_on(decisions)
+
+
 def _rounds(most: int) -> Iterator[tuple[int, int]]:
     """Yield the decisions of each round, and how many searches go on after it."""
     decisions, number = FIRST_ROUND, 0
     while decisions < most:
         yield decisions, GOING_ON[min(number, len(GOING_ON) - 1)]
-        decisions, number = 4 * decisions, number + 1
+        decisions, number = 2 * decisions, number + 1
     yield most, 0
 
 

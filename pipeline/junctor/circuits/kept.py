@@ -15,14 +15,14 @@ from junctor.circuits.limits import SearchLimits
 from junctor.model.network import Network
 
 # Part of keys: another way to search, or other circuits, another one.
-SEARCH = 4
+SEARCH = 5
 # Shorter searches take no longer than to read what they found.
 LEAST_DECISIONS = 1000
 DTYPES = {"indicators": np.int32, "edges_at": np.int64, "children": np.int32, "weights": np.float64, "is_sum": np.bool_}
 
 
 def kept_circuit(
-    network: Network, fixed: Mapping[int, int], needed: AbstractSet[int], limits: SearchLimits
+    network: Network, fixed: Mapping[int, int], needed: AbstractSet[int], limits: SearchLimits, threads: int
 ) -> Circuit | str:
     """Return the circuit of a network, or why there is none, searched for unless it is kept.
 
@@ -30,7 +30,7 @@ def kept_circuit(
     """
     key = SEARCH, network.digest, sorted(fixed.items()), sorted(needed), limits
     indicators = int(first_indicators(network)[-1])
-    made = lambda: compile_circuit(network, fixed, needed, limits)  # noqa: E731
+    made = lambda: compile_circuit(network, fixed, needed, limits, threads)  # noqa: E731
     return CIRCUIT.kept(key, (indicators,), made, _is_worth)
 
 

@@ -5,7 +5,7 @@ Main function: `orders_of`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
@@ -17,6 +17,8 @@ from junctor_kernels.circuits.tables import TableStore
 from junctor_kernels.orders.greedy import MIN_FILL, MIN_WEIGHT, UNITS_PER_BIT, evaluate, weights_of, words_for, work_for
 from junctor_kernels.orders.sparse import SparseGraph, greedy, moral_graph, sparse_work
 
+from junctor.runtime.threads import in_threads
+
 Ints = npt.NDArray[np.int64]
 
 # Criteria of greedy elimination with the noise of each, which breaks ties at least: these alone make circuits a few
@@ -27,7 +29,7 @@ MOST_GREEDY = 4
 # how many are made of each and searched; fewer of graphs with more ends of edges. What they leave whole goes as the
 # first greedy order has it.
 CORES = ((0, 6, 6), (6, 4, 2), (9, 4, 2), (12, 4, 2))
-LARGE_CORES, LARGE = ((0, 1, 1), (6, 1, 1), (9, 2, 2)), 30_000
+LARGE_CORES, LARGE = ((0, 1, 1), (6, 1, 1), (9, 1, 1), (12, 1, 1), (16, 2, 2)), 10_000
 LEFT_WHOLE = 20
 # Bits of a clique at which greedy elimination ends, so that fill stays below 2**63.
 MOST_BITS = 1 << 30
@@ -47,19 +49,23 @@ class Order:
     positions: npt.NDArray[np.int32]
 
 
-def orders_of(tables: TableStore, state: SearchState) -> Iterator[Order]:
-    """Yield elimination orders of the graph of the reduced tables, the last variable to be decided first."""
+def orders_of(tables: TableStore, state: SearchState, threads: int = 1) -> Iterator[Order]:
+    """Yield elimination orders of the graph of the reduced tables, the last variable to be decided first.
+
+    threads: that dissect side by side.
+    """
     graph, live = _graph(tables, state)
     cards = np.array([int(word).bit_count() for word in state.states])
     weights, size = np.maximum(1, weights_of(cards)), _sizes(graph, live, cards)
     greedy_ones = [(f"greedy {i + 1}", _greedy(graph, live, weights, *how, i + 1)) for i, how in enumerate(GREEDY)]
     first = greedy_ones[0][1]
     yield from _smallest(greedy_ones, size, MOST_GREEDY, graph)
-    for bits, seeds, most in CORES if len(graph.neighbours) <= LARGE else LARGE_CORES:
-        done, core = _core(graph, live, weights, bits)
+    kinds = CORES if len(graph.neighbours) <= LARGE else LARGE_CORES
+    cores = _cores(graph, live, weights, [bits for bits, _, _ in kinds])
+    for (bits, seeds, most), (done, core) in zip(kinds, cores, strict=True):
         names = [f"dissection {seed} beyond {bits} bits" for seed in range(1, seeds + 1)]
-        found = [(name, _dissected(done, core, weights, first, seed + 1)) for seed, name in enumerate(names)]
-        yield from _smallest(found, size, most, graph)
+        orders = _dissected(done, core, weights, first, seeds, threads)
+        yield from _smallest([*zip(names, orders, strict=True)], size, most, graph)
 
 
 def _smallest(
@@ -84,41 +90,48 @@ def _sizes(graph: SparseGraph, live: npt.NDArray[np.bool_], cards: Ints) -> Call
     return lambda order: float(evaluate(bits, members, counts, order[gone:], len(every), rows, numbers))
 
 
-def _core(
-    graph: SparseGraph, live: npt.NDArray[np.bool_], weights: Ints, bits: int
-) -> tuple[Ints, dict[int, set[int]]]:
-    """Return variables to eliminate first, those that make tables of so many bits at most, and the graph they leave.
+def _cores(
+    graph: SparseGraph, live: npt.NDArray[np.bool_], weights: Ints, steps: Iterable[int]
+) -> Iterator[tuple[Ints, dict[int, set[int]]]]:
+    """Yield variables to eliminate first, those that make tables of so many bits at most, and the graph they leave.
 
-    bits: log2 of the entries of a table; 0 leaves all.
+    steps: log2 of the entries of a table, more and more; 0 leaves all. What one yields is valid until the next.
     """
     starts, ends, own = graph.starts.tolist(), graph.neighbours.tolist(), weights.tolist()
     around = {v: set(ends[starts[v] : starts[v + 1]]) for v in np.flatnonzero(live).tolist()}
     weight = {v: own[v] + sum(own[u] for u in others) for v, others in around.items()}
     heap, done = [(size, v) for v, size in weight.items()], np.flatnonzero(~live).tolist()
     heapify(heap)
-    while heap and heap[0][0] <= bits * UNITS_PER_BIT:
-        size, v = heappop(heap)
-        if v not in around or size != weight[v]:
-            continue
-        done.append(v)
-        others = around.pop(v)
-        for u in others:
-            around[u] |= others
-            around[u] -= {u, v}
-            weight[u] = own[u] + sum(own[w] for w in around[u])
-            heappush(heap, (weight[u], u))
-    return np.array(done, dtype=np.int64), around
+    for bits in steps:
+        while heap and heap[0][0] <= bits * UNITS_PER_BIT:
+            size, v = heappop(heap)
+            if v not in around or size != weight[v]:
+                continue
+            done.append(v)
+            others = around.pop(v)
+            for u in others:
+                around[u] |= others
+                around[u] -= {u, v}
+                weight[u] = own[u] + sum(own[w] for w in around[u])
+                heappush(heap, (weight[u], u))
+        yield np.array(done, dtype=np.int64), around
 
 
-def _dissected(done: Ints, core: dict[int, set[int]], weights: Ints, first: Ints, seed: int) -> Ints:
-    """Return an order that begins as greedy elimination did, and dissects what that left."""
+def _dissected(
+    done: Ints, core: dict[int, set[int]], weights: Ints, first: Ints, seeds: int, threads: int
+) -> list[Ints]:
+    """Return orders that begin as greedy elimination did, and dissect what that left: one of each of some seeds."""
     members = [v for v in first.tolist() if v in core]
     number = {v: i for i, v in enumerate(members)}
     rows = [sorted(map(number.__getitem__, core[v])) for v in members]
     starts = np.cumsum([0, *map(len, rows)], dtype=np.int64)
     ends = np.array([u for row in rows for u in row], dtype=np.int32)
-    found = dissection(starts, ends, weights[members], np.arange(len(members)), LEFT_WHOLE, seed)
-    return np.concatenate([done, np.array(members, dtype=np.int64)[found]])
+    own, every = weights[members], np.array(members, dtype=np.int64)
+
+    def order(seed: int, _: int) -> Ints:
+        return np.concatenate([done, every[dissection(starts, ends, own, np.arange(len(members)), LEFT_WHOLE, seed)]])
+
+    return in_threads(order, range(1, seeds + 1), threads)
 
 
 def _graph(tables: TableStore, state: SearchState) -> tuple[SparseGraph, npt.NDArray[np.bool_]]:

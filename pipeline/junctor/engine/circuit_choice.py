@@ -84,7 +84,7 @@ def _seconds(work: RowWork, facts: Facts) -> float:
 
 
 def _decisions(trees: float, decision: float) -> int:
-    """Return the decisions of a search where trees take so many seconds, in steps as large as those of its rounds.
+    """Return the decisions of a search where trees take so many seconds, in steps of four times as many.
 
     decision: seconds of one.
     """

@@ -133,7 +133,7 @@ def _searched(fixed: dict[int, int], needed: set[int], facts: Facts, decisions: 
     from junctor.circuits.kept import kept_circuit
 
     limits = SearchLimits(decisions, bytes=min(SearchLimits().bytes, facts.allowed // 2))
-    found = kept_circuit(facts.network, fixed, needed, limits)
+    found = kept_circuit(facts.network, fixed, needed, limits, facts.threads)
     return found if isinstance(found, str) else CircuitProgram(facts.network, found)
 
 
