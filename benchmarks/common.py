@@ -59,7 +59,8 @@ def benchmark_networks() -> dict[str, Path]:
     """Return the network files of the folder BENCHMARK_NETWORKS by their names without suffixes, BIF before UAI."""
     folder = os.environ.get("BENCHMARK_NETWORKS")
     files = [path for suffix in ("uai*", "bif*") for path in Path(folder).rglob(f"*.{suffix}")] if folder else []
-    return {path.name.split(".")[0]: path for path in files if path.suffixes[0] in (".bif", ".uai")}
+    files = [path for path in files if path.suffixes[0] in (".bif", ".uai") and ".evid" not in path.suffixes]
+    return {path.name.split(".")[0]: path for path in files}
 
 
 def gpu_here() -> bool:

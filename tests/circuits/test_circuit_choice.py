@@ -4,33 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from circuit_networks import gates
 from junctor.engine import choose, circuit_choice
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.generate import random_network, sample
 from junctor.model.answers import OK
-from junctor.model.network import Factor, Network, Variable
+from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor.model.strategies import Strategy
 from junctor.strategies import circuit
-
-
-def gates(size: int) -> Network:
-    """Return a grid of gates: each is on where the one above is, and the one on the left where there is any."""
-    rng, factors = np.random.default_rng(2), []
-    both = np.zeros((2, 2, 2))
-    both[..., 0] = 1
-    both[1, 1] = 0.2, 0.8
-    for v in range(size * size):
-        row, column = divmod(v, size)
-        if row and column:
-            factors.append(Factor((v - size, v - 1, v), both))
-        else:
-            on = rng.uniform(0.3, 0.6)
-            factors.append(Factor((v,), np.array([1 - on, on])))
-    variables = tuple(Variable(f"v{i}", ("off", "on")) for i in range(size * size))
-    return Network("gates", variables, tuple(factors))
 
 
 def rows_of(network: Network, rows: int, share: float = 0.1) -> EvidenceBatch:
