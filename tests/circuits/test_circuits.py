@@ -146,10 +146,14 @@ def test_contradictions_that_only_a_search_finds() -> None:
     assert compiled(network, {}).log == -np.inf
 
 
-def test_probabilities_below_all_doubles() -> None:
+def rare() -> Network:
     variables = tuple(Variable(f"v{i}", ("a", "b")) for i in range(150))
     factors = tuple(Factor((i,), np.array([1e-4, 1 - 1e-4])) for i in range(150))
-    network = Network("rare", variables, factors)
+    return Network("rare", variables, factors)
+
+
+def test_probabilities_below_all_doubles() -> None:
+    network = rare()
     batch = EvidenceBatch(1, {v: np.zeros(1, np.int32) for v in range(150)})
     answers = answers_of(network, batch, {})
     assert answers.log_value[0] == pytest.approx(150 * np.log(1e-4), rel=1e-12)

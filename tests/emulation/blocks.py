@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from junctor.cost.features.gpu_stages import FEW_WORK, MANY_WORK, CaseParallel, EntryParallel, LaunchTuner
+from junctor_kernels.circuits import gpu as circuits
 from junctor_kernels.gpu import blocks as gpu
+from junctor_kernels.gpu.device import KernelModule
 
 from emulation.build import built
 
@@ -51,7 +53,7 @@ class EmulatedDevice:
 
     def write_answers(self, work: gpu.LaunchList, kernel: str, blocks: int, array: Any, host: npt.NDArray[Any]) -> None:
         run = ctypes.c_void_p(work.run.ctypes.data)
-        library(work.algebra).launch_write(kernel.encode(), run, blocks, gpu.WRITE_THREADS)
+        library(work.algebra, work.kernels).launch_write(kernel.encode(), run, blocks, gpu.WRITE_THREADS)
         host.reshape(-1).view(np.uint8)[...] = array.reshape(-1).view(np.uint8)[: host.nbytes]
 
     def mark(self) -> None:
@@ -71,10 +73,11 @@ class EmulatedDevice:
 
 class Launches:
     def __init__(self, work: gpu.LaunchList) -> None:
-        self._library, self._work = library(work.algebra), work
+        self._library, self._work = library(work.algebra, work.kernels), work
 
     def start(self) -> None:
-        self._work.cleared.reshape(-1).view(np.uint8)[...] = 0
+        if self._work.cleared is not None:
+            self._work.cleared.reshape(-1).view(np.uint8)[...] = 0
         for launch in [launch for stage in self._work.stages for launch in stage]:
             (x, y), threads = gpu.grid(launch, self._work.chunks)
             run = ctypes.c_void_p(self._work.run.ctypes.data)
@@ -92,10 +95,10 @@ def aligned(array: npt.NDArray[Any]) -> Any:
 
 
 @cache
-def library(algebra: str) -> ctypes.CDLL:
+def library(algebra: str, kernels: KernelModule = gpu.KERNELS) -> ctypes.CDLL:
     """Compile the kernels in an algebra."""
-    before, after = ((HERE / name).read_text() for name in ("blocks.h", "blocks_launch.h"))
-    return built(before, gpu.source(algebra), after, flags=("-O1",))
+    after = "circuits_launch.h" if kernels is circuits.KERNELS else "blocks_launch.h"
+    return built((HERE / "blocks.h").read_text(), kernels.text(algebra), (HERE / after).read_text())
 
 
 @cache

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import re
+from types import ModuleType
 
 import pytest
 from emulation.nvrtc import ARCHITECTURES, compiles
+from junctor_kernels.circuits import gpu as circuits_gpu
 from junctor_kernels.gpu import blocks as gpu
 from junctor_kernels.gpu import early_launch, reserved
 from junctor_kernels.gpu import entries as entries_gpu
@@ -30,12 +32,18 @@ def test_kernels_over_entries_compile(architecture: str, algebra: str) -> None:
     compiles(entries_gpu.source(algebra), architecture)
 
 
-def test_the_source_has_every_field_in_order() -> None:
-    text = gpu.source("single")
+@pytest.mark.parametrize("numbers", ["single", "double"])
+def test_kernels_of_circuits_compile(numbers: str) -> None:
+    compiles(circuits_gpu.source(numbers), "sm_90")
+
+
+@pytest.mark.parametrize("kernels", [gpu, circuits_gpu])
+def test_the_source_has_every_field_in_order(kernels: ModuleType) -> None:
+    text = kernels.source("single")
     body = text[text.index("struct Run {") : text.index("};", text.index("struct Run {"))]
     # Names before "," or ";", whatever their types are.
     names = re.findall(r"(\w+)\s*[,;]", body)
-    assert tuple(names) == gpu.FIELDS
+    assert tuple(names) == kernels.FIELDS
 
 
 def test_grids_cover_all_items_and_cases() -> None:

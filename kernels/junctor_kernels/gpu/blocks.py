@@ -179,15 +179,16 @@ Stage = Sequence[BlockLaunch]
 class LaunchList(NamedTuple):
     """The work of a plan on a block of cases, as often as wanted.
 
-    run: bytes of the struct `Run`. cleared: an array that is set to zero first. stages: one after the other. chunks: of
-    cases, as many as a warp takes at once.
+    run: bytes of the struct `Run`. cleared: an array that is set to zero first, if one is. stages: one after the other.
+    chunks: of cases, as many as a warp takes at once. kernels: that are launched.
     """
 
     algebra: str
     run: DeviceArray
-    cleared: DeviceArray
+    cleared: DeviceArray | None
     stages: Sequence[Stage]
     chunks: int
+    kernels: KernelModule = KERNELS
 
 
 class Replay(Protocol):
@@ -333,10 +334,11 @@ class CudaBlockDevice(CudaDevice):
     def _record(self, work: LaunchList) -> None:
         """Enqueue the work of a plan to be recorded; launches of a stage run concurrently."""
         stream, beside = self._recorded, self._beside
-        run = KERNELS.address(self, "run", work.algebra)
+        run = work.kernels.address(self, "run", work.algebra)
         self.copy_bytes(run, self.address(work.run), work.run.nbytes, stream, ON_DEVICE)
-        # Kernels only raise these words, so they begin at zero (`common.cu`).
-        self.fill(self.address(work.cleared), 0, work.cleared.nbytes, stream)
+        if work.cleared is not None:
+            # Kernels only raise these words, so they begin at zero (`common.cu`).
+            self.fill(self.address(work.cleared), 0, work.cleared.nbytes, stream)
         for number, stage in enumerate(work.stages):
             if len(stage) > 1:
                 beside.wait_event(stream.record())
@@ -347,7 +349,7 @@ class CudaBlockDevice(CudaDevice):
                 stream.wait_event(beside.record())
 
     def _launch(self, work: LaunchList, launch: BlockLaunch, stream: Stream, is_first: bool) -> None:
-        kernel = KERNELS.function(self, launch.kernel, work.algebra)
+        kernel = work.kernels.function(self, launch.kernel, work.algebra)
         blocks, threads = grid(launch, work.chunks)
         # Only `few.cu` waits for the stage before by itself; ahead of the first stage are a copy and zeros, no kernel.
         if self.overlaps_launches and not is_first and launch.kernel == "propagate_few":
@@ -366,7 +368,7 @@ class CudaBlockDevice(CudaDevice):
     ) -> None:
         """Enqueue the kernel that writes a block's answers, and a copy, behind the kernels enqueued so far."""
         self._out.wait_event(self._work.record(self.event()))
-        function = KERNELS.function(self, kernel, work.algebra)
+        function = work.kernels.function(self, kernel, work.algebra)
         self.launch_kernel(function, (blocks,), WRITE_THREADS, (work.run,), self._out)
         self.copy_bytes(host.ctypes.data, self.address(array), host.nbytes, self._out, TO_HOST)
 

@@ -5,23 +5,32 @@ Main class: CircuitProgram.
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels.circuits import evaluate
 from junctor_kernels.circuits.evaluate import CASES, CircuitAnswers, CircuitEvidence
 from junctor_kernels.circuits.explain import explain_case
+from junctor_kernels.circuits.gpu import Layers, layers_of
 
 from junctor.backends.impossible_answers import leave_impossible
 from junctor.circuits.compile import Circuit, first_indicators
+from junctor.circuits.on_gpu import IN_FLIGHT, GpuCircuit, GpuTargets
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Rows
 from junctor.model.answers import OK, Answers
 from junctor.model.network import Network
 from junctor.runtime.threads import in_threads
 
+if TYPE_CHECKING:
+    from junctor_kernels.gpu.blocks import BlockDevice
+
 Floats = npt.NDArray[np.float64]
+logger = logging.getLogger("junctor")
 
 # Share of a root that may be lost where numbers are too small: posteriors keep twelve digits and more.
 MOST_LOST = 1e-14
@@ -51,6 +60,7 @@ class CircuitProgram:
         self._places[numbers[real]] = real
         self._starts = starts
         self._fixed = dict(circuit.fixed)
+        self._kept: tuple[tuple[object, ...], GpuCircuit] | None = None
 
     @cached_property
     def least(self) -> float:
@@ -68,12 +78,26 @@ class CircuitProgram:
         """Bytes of the values and derivatives of a block."""
         return 16 * CASES * len(self.circuit.flat.is_sum)
 
-    def answer(self, batch: EvidenceBatch, rows: Rows, answers: Answers, threads: int) -> None:
-        """Write the answers to rows of a batch, all of which observe what is fixed."""
+    def answer(
+        self, batch: EvidenceBatch, rows: Rows, answers: Answers, threads: int, device: BlockDevice | None = None
+    ) -> None:
+        """Write the answers to rows of a batch, all of which observe what is fixed.
+
+        threads: that answer them, or what a GPU leaves.
+        device: a GPU to use, if one is; where it has no room the cores answer.
+        """
         if self.circuit.log == -math.inf:
             self._leave(rows, answers)
             return
         least = self.least
+        if device is not None and math.isfinite(least):
+            try:
+                on_gpu = self._on_gpu(batch, len(rows), answers, device)
+            except (MemoryError, OverflowError) as error:
+                logger.warning("the CPU takes over rows of a circuit: %s", error)
+            else:
+                self._answer_on_gpu(on_gpu, batch, rows, answers, threads)
+                return
         parts = [rows[start : start + TASK_ROWS] for start in range(0, len(rows), TASK_ROWS)]
         in_threads(lambda part, _: self._answer_part(batch, part, answers, least), parts, threads)
 
@@ -114,6 +138,52 @@ class CircuitProgram:
             if logs[row] > -math.inf:
                 self._normalise(int(rows[row]), answers)
         self._write(rows, logs, scales, answers)
+
+    def _answer_on_gpu(
+        self, on_gpu: GpuCircuit, batch: EvidenceBatch, rows: Rows, answers: Answers, threads: int
+    ) -> None:
+        """Write answers by blocks of a GPU; those that numbers may be too small for, and odd ones, in logarithms."""
+
+        def answer(part: Rows, place: int) -> Rows:
+            evidence, scales, odd = self._evidence(batch, part)
+            roots = on_gpu.answer(evidence._replace(likelihoods=np.exp(evidence.likelihoods)), part, answers, place)
+            fine = ~odd & (roots >= self.least)
+            self._write(part[fine], np.log(roots[fine]), scales[fine], answers)
+            left: Rows = part[~fine]
+            return left
+
+        parts = [rows[start : start + on_gpu.cases] for start in range(0, len(rows), on_gpu.cases)]
+        left = np.concatenate([rows[:0], *in_threads(answer, parts, IN_FLIGHT)])
+        parts = [left[start : start + TASK_ROWS] for start in range(0, len(left), TASK_ROWS)]
+        in_threads(lambda part, _: self._answer_part(batch, part, answers, math.inf), parts, threads)
+
+    def _on_gpu(self, batch: EvidenceBatch, rows: int, answers: Answers, device: BlockDevice) -> GpuCircuit:
+        """Return the circuit on a GPU, the one of the batch before if that will do; raises MemoryError."""
+        soft = sum(self.network.cardinalities[v] for v in batch.likelihoods)
+        evidence = len(batch.states.keys() - self._fixed.keys()), soft
+        assert answers.memory is not None
+        key = device, answers.targets, evidence
+        if self._kept is None or self._kept[0] != key or self._kept[1].rows < rows:
+            # Its memory goes first.
+            self._kept = None
+            circuit, dtype = self.circuit.flat, np.dtype(np.float64)
+            made = GpuCircuit(circuit, self._layers, self._targets(answers.targets), evidence, dtype, rows, device)
+            self._kept = key, made
+        return self._kept[1]
+
+    def _targets(self, targets: Sequence[int]) -> GpuTargets:
+        """Return which posteriors a GPU writes: those of what is fixed are written apart."""
+        sizes = np.array([self.network.cardinalities[v] for v in targets], dtype=np.int64)
+        free = np.array([v not in self._fixed for v in targets], dtype=bool)
+        here = np.where(free, sizes, 0)
+        columns = np.stack([sizes, np.cumsum(sizes) - sizes, np.cumsum(here) - here], axis=1)[free]
+        starts = [np.arange(self._starts[v], self._starts[v + 1]) for v in targets if v not in self._fixed]
+        states = np.concatenate([np.zeros(0, dtype=np.int64), *starts])
+        return GpuTargets(columns.astype(np.int32), self._places[states])
+
+    @cached_property
+    def _layers(self) -> Layers:
+        return layers_of(self.circuit.flat)
 
     def _write(self, rows: Rows, logs: Floats, scales: Floats, answers: Answers) -> None:
         """Write status and log P(e) of rows, and the posteriors of what is fixed."""

@@ -18,7 +18,7 @@ from junctor.evidence.patterns import PatternGroup
 from junctor.model.answers import Answers
 from junctor.model.question import EVERY_NEED
 from junctor.model.strategies import Strategy
-from junctor.strategies.facts import Facts, cached
+from junctor.strategies.facts import FEW_ROWS, Facts, cached
 from junctor.strategies.strategy import Allowance, MemoryUse, Offer, Price, Route, Run, Way
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ class CircuitRows(Way):
         """Networks with long lists of states or large tables have none."""
         if facts.explains and facts.network.hidden:
             return "circuits do not explain networks with noisy nodes"
+        if facts.explains and facts.asks_gpu:
+            return "circuits explain on CPUs, and a GPU is asked for"
         return refused(facts.network, facts.network.factors)
 
     def offer(self, group: PatternGroup, batch: EvidenceBatch, facts: Facts) -> Offer | str:
@@ -74,7 +76,7 @@ class CircuitRows(Way):
 
     def answer(self, work: Sequence[Route], batch: EvidenceBatch, answers: Answers, run: Run) -> Rows:
         """In blocks of cases, side by side; rows without a circuit are left."""
-        left = [row for route in work for row in _answer(route.group.rows, batch, answers, run.facts)]
+        left = [row for route in work for row in _answer(route.group.rows, batch, answers, run)]
         return np.array(left, dtype=np.int64)
 
 
@@ -137,11 +139,12 @@ def _searched(fixed: dict[int, int], needed: set[int], facts: Facts, decisions: 
     return found if isinstance(found, str) else CircuitProgram(facts.network, found)
 
 
-def _answer(rows: Rows, batch: EvidenceBatch, answers: Answers, facts: Facts) -> Iterator[int]:
+def _answer(rows: Rows, batch: EvidenceBatch, answers: Answers, run: Run) -> Iterator[int]:
     """Write answers to rows, and yield those that are left."""
+    facts = run.facts
     program = program_of(rows, batch, facts, MOST_DECISIONS)
     if not isinstance(program, str):
-        _run(program, batch, rows, answers, facts)
+        _run(program, batch, rows, answers, run)
         return
     for row in rows.tolist() if len(rows) > 1 else ():
         one = np.array([row])
@@ -149,14 +152,18 @@ def _answer(rows: Rows, batch: EvidenceBatch, answers: Answers, facts: Facts) ->
         if isinstance(own, str):
             yield row
         else:
-            _run(own, batch, one, answers, facts)
+            _run(own, batch, one, answers, run)
     if len(rows) == 1:
         yield int(rows[0])
 
 
-def _run(program: CircuitProgram, batch: EvidenceBatch, rows: Rows, answers: Answers, facts: Facts) -> None:
-    run = program.explain if facts.explains else program.answer
-    run(batch, rows, answers, facts.threads)
+def _run(program: CircuitProgram, batch: EvidenceBatch, rows: Rows, answers: Answers, run: Run) -> None:
+    if run.facts.explains:
+        program.explain(batch, rows, answers, run.facts.threads)
+        return
+    # A few rows are done before a device is ready.
+    device = run.device if len(rows) > FEW_ROWS or run.facts.asks_gpu else None
+    program.answer(batch, rows, answers, run.facts.threads, device)
 
 
 WAY = CircuitRows()

@@ -67,7 +67,7 @@ MOST_THREADS = 32
 
 
 # Strategies that may use a GPU; all others are of no use to one.
-ON_DEVICES = (Strategy.GPU_BLOCKS, Strategy.CHUNKS, Strategy.SAMPLES)
+ON_DEVICES = (Strategy.GPU_BLOCKS, Strategy.CHUNKS, Strategy.SAMPLES, Strategy.CIRCUIT)
 # Entries of messages for each entry of a factor, about: a plan, which takes time, would tell.
 MESSAGES_OF_FACTORS = 15
 # Rows in all that are few: calls of so few come again and again, and what is loaded once serves all of them.

@@ -1,0 +1,129 @@
+"""Circuits on a GPU: the source of the kernels, the struct that they read, and nodes by layers (`cuda/circuits.cu`).
+
+Called by `junctor.circuits.on_gpu`; launches go through the device of `junctor_kernels.gpu.blocks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from junctor_kernels.circuits.nodes import FlatCircuit
+from junctor_kernels.gpu import blocks
+from junctor_kernels.gpu.blocks import WARP, BlockLaunch
+from junctor_kernels.gpu.device import KernelModule, cuda_source
+
+# The fields of the struct `Run`, in its order: addresses, then numbers.
+FIELDS = (
+    *("items", "edges_at", "children", "parents_at", "products_at", "parents", "variables", "numbers", "soft"),
+    *("is_sum", "weights", "shares", "states", "likelihoods", "rows", "targets", "sources"),
+    *("values", "slopes", "posteriors", "found", "answers"),
+    *("cases", "filled", "nodes", "leaves", "asked", "answered"),
+)
+# Columns of `targets`: states, those of all targets before, and of those that are here before.
+TARGET_COLUMNS = 3
+# No node: items of a launch fill blocks of threads.
+NOBODY = -1
+
+Integers = npt.NDArray[np.int32]
+
+
+def source(numbers: str) -> str:
+    """Return the CUDA C++ source of the kernels; numbers: "single" or "double"."""
+    names = ("MANY_THREADS", "WRITE_THREADS", "WRITE_SHARE", "WRITE_CASES")
+    constants = {name: getattr(blocks, name) for name in names} | {"TARGET_COLUMNS": TARGET_COLUMNS}
+    return cuda_source(("numbers.cu", "circuits.cu"), constants, double=numbers == "double")
+
+
+KERNELS = KernelModule(source)
+
+
+def record(fields: Mapping[str, int]) -> npt.NDArray[np.int64]:
+    """Return the struct `Run`; raises KeyError where a field is missing."""
+    return np.array([fields[name] for name in FIELDS], dtype=np.int64)
+
+
+class Layers(NamedTuple):
+    """Nodes of a circuit as launches take them.
+
+    items: int32, the node of each warp, NOBODY for none.
+    up, down: launches, each over nodes that need those of the launches before alone.
+    parents_at: int32 [nodes + 1], the first parent of each node.
+    products_at: int32 [nodes], the first of its parents that is a product: sums come first.
+    parents: int32, of each edge.
+    edges: int64, the edge of `FlatCircuit` that each of these is.
+    """
+
+    items: Integers
+    up: list[BlockLaunch]
+    down: list[BlockLaunch]
+    parents_at: Integers
+    products_at: Integers
+    parents: Integers
+    edges: npt.NDArray[np.int64]
+
+
+def layers_of(circuit: FlatCircuit) -> Layers:
+    """Return the nodes of a circuit by layers, and the parents of each."""
+    nodes, leaves = len(circuit.is_sum), len(circuit.indicators)
+    counts = np.diff(circuit.edges_at)
+    owners = np.repeat(np.arange(nodes), counts)
+    # Stable, so that the order of sums does not depend on the way of sorting.
+    edges = np.lexsort((~circuit.is_sum[owners], circuit.children))
+    parents = owners[edges]
+    uses = np.bincount(circuit.children, minlength=nodes)
+    parents_at = np.concatenate([[0], np.cumsum(uses)])
+    of_sums = np.bincount(circuit.children, weights=circuit.is_sum[owners], minlength=nodes).astype(np.int64)
+    heights = _heights(circuit.edges_at, circuit.children)
+    # Of the other way, from the root: nodes in reverse are children first again.
+    depths = _heights(parents_at, parents, reverse=True)
+    items: list[Integers] = []
+    up = _launches("add_and_multiply", heights, np.arange(leaves, nodes), items)
+    up = [*_launches("indicate", np.zeros(nodes, np.int64), np.arange(leaves), items), *up]
+    down = _launches("hand_down", depths, np.arange(nodes), items)
+    return Layers(
+        np.concatenate(items),
+        up,
+        down,
+        _narrow(parents_at),
+        _narrow(parents_at[:-1] + of_sums),
+        _narrow(parents),
+        edges,
+    )
+
+
+def _heights(starts: npt.NDArray[Any], others: npt.NDArray[Any], reverse: bool = False) -> npt.NDArray[np.int64]:
+    """Return the longest way from each node to one that needs none: int64 [nodes]; others: that each needs."""
+    # Nodes need those before them alone, or those behind them.
+    found = [0] * (len(starts) - 1)
+    begins, needed = starts.tolist(), others.tolist()
+    for node in reversed(range(len(found))) if reverse else range(len(found)):
+        for edge in range(begins[node], begins[node + 1]):
+            found[node] = max(found[node], found[needed[edge]] + 1)
+    return np.array(found, dtype=np.int64)
+
+
+def _launches(
+    kernel: str, layers: npt.NDArray[np.int64], nodes: npt.NDArray[np.int64], items: list[Integers]
+) -> list[BlockLaunch]:
+    """Return the launches of some nodes, a layer each, and add their items to a list."""
+    together = blocks.MANY_THREADS // WARP
+    first = sum(map(len, items))
+    found = []
+    order = nodes[np.argsort(layers[nodes], kind="stable")]
+    for layer in np.split(order, np.flatnonzero(np.diff(layers[order])) + 1) if len(order) else ():
+        padded = np.full(-(-len(layer) // together) * together, NOBODY, dtype=np.int32)
+        padded[: len(layer)] = layer
+        items.append(padded)
+        found.append(BlockLaunch(kernel, first, len(padded)))
+        first += len(padded)
+    return found
+
+
+def _narrow(array: npt.NDArray[Any]) -> Integers:
+    if array.size and int(array.max()) > np.iinfo(np.int32).max:
+        raise OverflowError(f"found an index of {int(array.max()):,}, the GPU kernels count to 2^31")
+    return np.ascontiguousarray(array, dtype=np.int32)
