@@ -17,9 +17,9 @@ from junctor.circuits.limits import SearchLimits
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.generate import grid, random_network, sample
-from junctor.model.answers import IMPOSSIBLE, OK, Answers, unanswered
+from junctor.model.answers import IMPOSSIBLE, OK, Answers, table_bytes, unanswered
 from junctor.model.network import Factor, Network, Variable
-from junctor.model.query import Query
+from junctor.model.query import Precision, Query
 from junctor.strategies.circuit import fixed_states
 
 
@@ -33,8 +33,13 @@ def compiled(network: Network, fixed: Mapping[int, int]) -> Circuit:
     return circuit
 
 
-def answers_of(network: Network, batch: EvidenceBatch, fixed: Mapping[int, int]) -> Answers:
-    answers = blank(network, batch, range(len(network.public)))
+def answers_of(
+    network: Network, batch: EvidenceBatch, fixed: Mapping[int, int], precision: Precision = "double"
+) -> Answers:
+    targets, sizes = tuple(range(len(network.public))), network.cardinalities
+    query = Query(precision=precision)
+    memory = np.zeros(table_bytes(query, targets, sizes, batch.rows), dtype=np.uint8)
+    answers = unanswered(query, targets, sizes, batch.rows, {}, memory)
     CircuitProgram(network, compiled(network, fixed)).answer(batch, np.arange(batch.rows), answers, 1)
     return answers
 
@@ -59,11 +64,12 @@ def test_posteriors_equal_enumeration(network: Network, data: st.DataObject) -> 
     check_posteriors(network, batch, answers_of(network, batch, {}), 1e-12)
 
 
-@given(st.integers(0, 10_000), st.data())
-def test_zeros_and_equal_entries(seed: int, data: st.DataObject) -> None:
+@pytest.mark.parametrize(("precision", "tolerance"), [("double", 1e-12), ("single", 1e-5)])
+@given(seed=st.integers(0, 10_000), data=st.data())
+def test_zeros_and_equal_entries(precision: Precision, tolerance: float, seed: int, data: st.DataObject) -> None:
     network = switched(7, seed)
     batch = data.draw(evidence_batches(network, min_rows=1, invalid=False))
-    check_posteriors(network, batch, answers_of(network, batch, {}), 1e-12)
+    check_posteriors(network, batch, answers_of(network, batch, {}, precision), tolerance)
 
 
 @pytest.mark.parametrize("seed", [4565, *range(20)])

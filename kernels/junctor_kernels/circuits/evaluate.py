@@ -1,9 +1,9 @@
 """Values of circuits for blocks of cases, the cases innermost, and how they flow back to indicators (Numba).
 
-Main functions: `answer_block`, in doubles, and `answer_block_in_logs`. Up, a node is the sum or the product of its
-children. Down, the flow of a node is its value times the derivative of the root by it (Darwiche, A differential
-approach to inference in Bayesian networks, 2003): a product hands its own to each child, a sum divides it in the shares
-of its terms. The flow of an indicator, divided by the root, is a posterior.
+Main functions: `answer_block`, in single or double precision, and `answer_block_in_logs`. Up, a node is the sum or the
+product of its children. Down, the flow of a node is its value times the derivative of the root by it (Darwiche, A
+differential approach to inference in Bayesian networks, 2003): a product hands its own to each child, a sum divides it
+in the shares of its terms. The flow of an indicator, divided by the root, is a posterior.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ loops = partial(_loops, fastmath={"contract"})
 part = partial(_part, fastmath={"contract"})
 inlined = partial(jit, fastmath={"contract"}, inline=True, arrays=False, part=True)
 
-# Cases of a block, and those of a vector.
-CASES, WIDTH = 32, BYTES // 8
+# Bytes of a number for all cases of a block: four vectors of the widest registers.
+LINE_BYTES = 256
 
 
 class CircuitEvidence(NamedTuple):
@@ -37,14 +37,14 @@ class CircuitEvidence(NamedTuple):
     numbers: int32 [indicators], the state of its variable that each stands for.
     states: int32 [variables, rows], observed states; -1 where nothing is.
     soft: int32 [indicators], the row of `likelihoods` that each is multiplied by, -1 for none.
-    likelihoods: float64 [n, rows], at most 1 each; logarithms of them for `answer_block_in_logs`.
+    likelihoods: float64 or float32 [n, rows], at most 1 each; logarithms of them for `answer_block_in_logs`.
     """
 
     variables: npt.NDArray[np.int32]
     numbers: npt.NDArray[np.int32]
     states: npt.NDArray[np.int32]
     soft: npt.NDArray[np.int32]
-    likelihoods: npt.NDArray[np.float64]
+    likelihoods: npt.NDArray[Any]
 
 
 class CircuitAnswers(NamedTuple):
@@ -64,10 +64,15 @@ class CircuitAnswers(NamedTuple):
     roots: npt.NDArray[np.float64]
 
 
-def block_memory(circuit: FlatCircuit) -> tuple[npt.NDArray[np.float64], ...]:
+def cases_of(dtype: npt.DTypeLike) -> int:
+    """Return the cases of a block."""
+    return LINE_BYTES // np.dtype(dtype).itemsize
+
+
+def block_memory(circuit: FlatCircuit, dtype: npt.DTypeLike = np.float64) -> tuple[npt.NDArray[Any], ...]:
     """Return the memory of a block: values and flows."""
-    nodes = len(circuit.is_sum)
-    return np.zeros(nodes * CASES), np.zeros(nodes * CASES)
+    numbers = len(circuit.is_sum) * cases_of(dtype)
+    return np.zeros(numbers, dtype), np.zeros(numbers, dtype)
 
 
 @loops
@@ -76,25 +81,26 @@ def answer_block(
 ) -> None:
     """Write roots and posteriors of the cases from `start` on; rows whose root is below `least` get none.
 
+    circuit: its weights in the format of `values`.
     rows: int64, rows of the batch by those of the group.
     values, flows: of `block_memory`.
     """
-    count = min(CASES, rows.size - start)
-    leaves = circuit.indicators.size
+    cases, leaves = LINE_BYTES // values.itemsize, circuit.indicators.size
+    count = min(cases, rows.size - start)
     for leaf in range(leaves):
-        for case in range(CASES):
-            values[leaf * CASES + case] = indicator_of(evidence, leaf, start + min(case, count - 1))
+        for case in range(cases):
+            values[leaf * cases + case] = indicator_of(evidence, leaf, start + min(case, count - 1))
             if evidence.soft[leaf] >= 0:
-                values[leaf * CASES + case] *= evidence.likelihoods[evidence.soft[leaf], start + min(case, count - 1)]
+                values[leaf * cases + case] *= evidence.likelihoods[evidence.soft[leaf], start + min(case, count - 1)]
     _up(circuit, values, leaves)
-    root = (circuit.is_sum.size - 1) * CASES
+    root = (circuit.is_sum.size - 1) * cases
     for case in range(count):
         answers.roots[start + case] = values[root + case]
     if answers.indicators.size == 0:
         return
     _down(circuit, values, flows, leaves)
     for state in range(answers.indicators.size):
-        source, at, step = np.int64(answers.indicators[state]) * CASES, answers.at[state], answers.steps[state]
+        source, at, step = np.int64(answers.indicators[state]) * cases, answers.at[state], answers.steps[state]
         for case in range(count):
             total = values[root + case]
             if total >= least and total > 0:
@@ -115,67 +121,68 @@ def indicator_of(evidence: Any, leaf: int, row: int) -> Any:
 @part
 def _up(circuit: Any, values: Any, leaves: int) -> None:
     edges_at, children, weights = circuit.edges_at, circuit.children, circuit.weights
+    cases, width = LINE_BYTES // values.itemsize, BYTES // values.itemsize
     for node in range(leaves, circuit.is_sum.size):
         first, last = edges_at[node], edges_at[node + 1]
-        for case in range(0, CASES, 4 * WIDTH):
-            child = np.int64(children[first]) * CASES + case
-            v0, v1 = load(values, child), load(values, child + WIDTH)
-            v2, v3 = load(values, child + 2 * WIDTH), load(values, child + 3 * WIDTH)
+        for case in range(0, cases, 4 * width):
+            child = np.int64(children[first]) * cases + case
+            v0, v1 = load(values, child), load(values, child + width)
+            v2, v3 = load(values, child + 2 * width), load(values, child + 3 * width)
             if circuit.is_sum[node]:
                 weight = spread(weights[first])
                 v0, v1, v2, v3 = multiply(weight, v0), multiply(weight, v1), multiply(weight, v2), multiply(weight, v3)
                 for edge in range(first + 1, last):
-                    child = np.int64(children[edge]) * CASES + case
+                    child = np.int64(children[edge]) * cases + case
                     weight = spread(weights[edge])
                     v0 = multiply_add(weight, load(values, child), v0)
-                    v1 = multiply_add(weight, load(values, child + WIDTH), v1)
-                    v2 = multiply_add(weight, load(values, child + 2 * WIDTH), v2)
-                    v3 = multiply_add(weight, load(values, child + 3 * WIDTH), v3)
+                    v1 = multiply_add(weight, load(values, child + width), v1)
+                    v2 = multiply_add(weight, load(values, child + 2 * width), v2)
+                    v3 = multiply_add(weight, load(values, child + 3 * width), v3)
             else:
                 for edge in range(first + 1, last):
-                    child = np.int64(children[edge]) * CASES + case
-                    v0, v1 = multiply(v0, load(values, child)), multiply(v1, load(values, child + WIDTH))
-                    v2 = multiply(v2, load(values, child + 2 * WIDTH))
-                    v3 = multiply(v3, load(values, child + 3 * WIDTH))
-            at = node * CASES + case
+                    child = np.int64(children[edge]) * cases + case
+                    v0, v1 = multiply(v0, load(values, child)), multiply(v1, load(values, child + width))
+                    v2 = multiply(v2, load(values, child + 2 * width))
+                    v3 = multiply(v3, load(values, child + 3 * width))
+            at = node * cases + case
             store(values, at, v0)
-            store(values, at + WIDTH, v1)
-            store(values, at + 2 * WIDTH, v2)
-            store(values, at + 3 * WIDTH, v3)
+            store(values, at + width, v1)
+            store(values, at + 2 * width, v2)
+            store(values, at + 3 * width, v3)
 
 
 @part
 def _down(circuit: Any, values: Any, flows: Any, leaves: int) -> None:
     edges_at, children, weights = circuit.edges_at, circuit.children, circuit.weights
-    nodes = circuit.is_sum.size
-    for i in range((nodes - 1) * CASES):
+    nodes, cases, width = circuit.is_sum.size, LINE_BYTES // values.itemsize, BYTES // values.itemsize
+    for i in range((nodes - 1) * cases):
         flows[i] = 0.0
-    for i in range((nodes - 1) * CASES, nodes * CASES):
+    for i in range((nodes - 1) * cases, nodes * cases):
         flows[i] = values[i]
     for node in range(nodes - 1, leaves - 1, -1):
         first, last = edges_at[node], edges_at[node + 1]
         if circuit.is_sum[node]:
             # To the derivative, which nothing flows through where the sum is zero.
-            for at in range(node * CASES, (node + 1) * CASES):
+            for at in range(node * cases, (node + 1) * cases):
                 flows[at] = flows[at] / values[at] if values[at] > 0 else 0.0
-        for case in range(0, CASES, 4 * WIDTH):
-            at = node * CASES + case
-            f0, f1 = load(flows, at), load(flows, at + WIDTH)
-            f2, f3 = load(flows, at + 2 * WIDTH), load(flows, at + 3 * WIDTH)
+        for case in range(0, cases, 4 * width):
+            at = node * cases + case
+            f0, f1 = load(flows, at), load(flows, at + width)
+            f2, f3 = load(flows, at + 2 * width), load(flows, at + 3 * width)
             if circuit.is_sum[node]:
                 for edge in range(first, last):
-                    child, weight = np.int64(children[edge]) * CASES + case, spread(weights[edge])
+                    child, weight = np.int64(children[edge]) * cases + case, spread(weights[edge])
                     _add_product(flows, child, multiply(weight, f0), load(values, child))
-                    _add_product(flows, child + WIDTH, multiply(weight, f1), load(values, child + WIDTH))
-                    _add_product(flows, child + 2 * WIDTH, multiply(weight, f2), load(values, child + 2 * WIDTH))
-                    _add_product(flows, child + 3 * WIDTH, multiply(weight, f3), load(values, child + 3 * WIDTH))
+                    _add_product(flows, child + width, multiply(weight, f1), load(values, child + width))
+                    _add_product(flows, child + 2 * width, multiply(weight, f2), load(values, child + 2 * width))
+                    _add_product(flows, child + 3 * width, multiply(weight, f3), load(values, child + 3 * width))
             else:
                 for edge in range(first, last):
-                    child = np.int64(children[edge]) * CASES + case
+                    child = np.int64(children[edge]) * cases + case
                     store(flows, child, add(f0, load(flows, child)))
-                    store(flows, child + WIDTH, add(f1, load(flows, child + WIDTH)))
-                    store(flows, child + 2 * WIDTH, add(f2, load(flows, child + 2 * WIDTH)))
-                    store(flows, child + 3 * WIDTH, add(f3, load(flows, child + 3 * WIDTH)))
+                    store(flows, child + width, add(f1, load(flows, child + width)))
+                    store(flows, child + 2 * width, add(f2, load(flows, child + 2 * width)))
+                    store(flows, child + 3 * width, add(f3, load(flows, child + 3 * width)))
 
 
 @inlined
@@ -241,19 +248,21 @@ def answer_block_in_logs(
 
 @loops
 def largest(circuit: Any, values: Any, flows: Any) -> Any:
-    """Return a bound of what the root may lose, of numbers too small for a double, in units of the smallest of them.
+    """Return a bound of what the root may lose, of numbers too small for a format, in units of the smallest of them.
 
-    No value and no derivative is larger than where every indicator is 1. inf where one exceeds a double.
+    values, flows: in doubles.
+    No value and no derivative is larger than where every indicator is 1, nor than the bound. inf where one exceeds a
+    double.
     """
-    leaves = circuit.indicators.size
-    for i in range(leaves * CASES):
+    cases, leaves = LINE_BYTES // values.itemsize, circuit.indicators.size
+    for i in range(leaves * cases):
         values[i] = 1.0
     _up(circuit, values, leaves)
     _down(circuit, values, flows, leaves)
     total = 1.0
     for node in range(circuit.is_sum.size):
-        value, edges = values[node * CASES], circuit.edges_at[node + 1] - circuit.edges_at[node] + 1
+        value, edges = values[node * cases], circuit.edges_at[node + 1] - circuit.edges_at[node] + 1
         # Of a sum, its derivative has taken the place of its flow.
-        slope = flows[node * CASES] if circuit.is_sum[node] else flows[node * CASES] / value
+        slope = flows[node * cases] if circuit.is_sum[node] else flows[node * cases] / value
         total += edges * (1.0 + value) * (1.0 + slope)
     return total

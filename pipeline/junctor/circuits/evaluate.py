@@ -1,4 +1,4 @@
-"""Rows of a batch answered by a circuit, block by block, in doubles or, where these lose too much, in logarithms.
+"""Rows of a batch answered by a circuit, block by block, and again in a wider format where numbers lose too much.
 
 Main class: CircuitProgram.
 """
@@ -9,14 +9,15 @@ import logging
 import math
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels.circuits import evaluate
-from junctor_kernels.circuits.evaluate import CASES, CircuitAnswers, CircuitEvidence
+from junctor_kernels.circuits.evaluate import CircuitAnswers, CircuitEvidence
 from junctor_kernels.circuits.explain import explain_case
 from junctor_kernels.circuits.gpu import Layers, layers_of
+from junctor_kernels.circuits.nodes import FlatCircuit
 
 from junctor.backends.impossible_answers import leave_impossible
 from junctor.circuits.compile import Circuit, first_indicators
@@ -32,12 +33,32 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 logger = logging.getLogger("junctor")
 
-# Share of a root that may be lost where numbers are too small: posteriors keep twelve digits and more.
-MOST_LOST = 1e-14
-# The smallest positive double, and likelihoods, of which the largest is 1, that are small enough to lose digits.
-SMALLEST, SMALL = 5e-324, 1e-250
-# Rows of a task: their evidence is gathered at once.
-TASK_ROWS = 1024
+SINGLE: np.dtype[Any] = np.dtype(np.float32)
+DOUBLE: np.dtype[Any] = np.dtype(np.float64)
+# Rows of a task: their evidence is gathered at once. The first of them tell whether a format will do for the others.
+TASK_ROWS, PROBED_ROWS = 1024, 64
+
+
+class _Format(NamedTuple):
+    """Limits of a number format.
+
+    smallest: positive number, and the largest one.
+    most_lost: share of a root that may be lost where numbers are too small: posteriors keep all digits but two.
+    least: root at the least, whatever may be lost.
+    small: likelihoods, of which the largest is 1, that are small enough to lose digits.
+    """
+
+    smallest: float
+    largest: float
+    most_lost: float
+    least: float
+    small: float
+
+
+_FORMATS = {
+    SINGLE: _Format(1.4e-45, 3e38, 1e-7, 1e-35, 1e-30),
+    DOUBLE: _Format(5e-324, 1e308, 1e-14, 1e-280, 1e-250),
+}
 
 
 class CircuitProgram:
@@ -60,13 +81,28 @@ class CircuitProgram:
         self._places[numbers[real]] = real
         self._starts = starts
         self._fixed = dict(circuit.fixed)
-        self._kept: tuple[tuple[object, ...], GpuCircuit] | None = None
+        self._weights: dict[np.dtype[Any], npt.NDArray[Any]] = {}
+        # Circuits on a GPU by format, and what they were made for.
+        self._kept: dict[np.dtype[Any], tuple[tuple[object, ...], GpuCircuit]] = {}
 
     @cached_property
-    def least(self) -> float:
-        """The least root that loses no more than it may."""
-        lost = float(evaluate.largest(self.circuit.flat, *evaluate.block_memory(self.circuit.flat)))
-        return max(SMALLEST * lost / MOST_LOST, 1e-280) if math.isfinite(lost) else math.inf
+    def least(self) -> dict[np.dtype[Any], float]:
+        """The least root that loses no more than it may, by format; inf where numbers may be too large for one."""
+        flat = self.circuit.flat
+        bound = float(evaluate.largest(flat, *evaluate.block_memory(flat)))
+        # No value is larger than the bound, but what it is a sum of may be.
+        most = max(bound, float(flat.weights.max(initial=0.0)))
+        return {
+            dtype: max(limits.smallest * bound / limits.most_lost, limits.least) if most < limits.largest else math.inf
+            for dtype, limits in _FORMATS.items()
+        }
+
+    def _flat(self, dtype: np.dtype[Any]) -> FlatCircuit:
+        """Return the circuit with its weights in a format."""
+        weights = self._weights.get(dtype)
+        if weights is None:
+            weights = self._weights[dtype] = self.circuit.flat.weights.astype(dtype, copy=False)
+        return self.circuit.flat._replace(weights=weights)
 
     @property
     def nbytes(self) -> int:
@@ -76,7 +112,7 @@ class CircuitProgram:
     @property
     def block_bytes(self) -> int:
         """Bytes of the values and derivatives of a block."""
-        return 16 * CASES * len(self.circuit.flat.is_sum)
+        return 2 * evaluate.LINE_BYTES * len(self.circuit.flat.is_sum)
 
     def answer(
         self, batch: EvidenceBatch, rows: Rows, answers: Answers, threads: int, device: BlockDevice | None = None
@@ -89,17 +125,17 @@ class CircuitProgram:
         if self.circuit.log == -math.inf:
             self._leave(rows, answers)
             return
-        least = self.least
-        if device is not None and math.isfinite(least):
-            try:
-                on_gpu = self._on_gpu(batch, len(rows), answers, device)
-            except (MemoryError, OverflowError) as error:
-                logger.warning("the CPU takes over rows of a circuit: %s", error)
-            else:
-                self._answer_on_gpu(on_gpu, batch, rows, answers, threads)
-                return
+        if device is not None:
+            for dtype in self._formats(answers):
+                rows = self._answer_on_gpu(device, dtype, batch, rows, answers)
         parts = [rows[start : start + TASK_ROWS] for start in range(0, len(rows), TASK_ROWS)]
-        in_threads(lambda part, _: self._answer_part(batch, part, answers, least), parts, threads)
+        in_threads(lambda part, _: self._answer_part(batch, part, answers), parts, threads)
+
+    def _formats(self, answers: Answers) -> list[np.dtype[Any]]:
+        """Return the formats in which rows are answered, one after the other, before logarithms."""
+        assert answers.memory is not None
+        wanted = [SINGLE, DOUBLE] if answers.memory.dtype == SINGLE else [DOUBLE]
+        return [dtype for dtype in wanted if math.isfinite(self.least[dtype])]
 
     def explain(self, batch: EvidenceBatch, rows: Rows, answers: Answers, threads: int) -> None:
         """Write the most probable states of rows of a batch, all of which observe what is fixed."""
@@ -123,53 +159,82 @@ class CircuitProgram:
             answers.explained[:, row] = states[list(answers.targets)]
         self._write(rows, logs, scales, answers)
 
-    def _answer_part(self, batch: EvidenceBatch, rows: Rows, answers: Answers, least: float) -> None:
-        evidence, scales, odd = self._evidence(batch, rows)
-        found = self._answers(answers, len(rows))
-        memory, circuit = evaluate.block_memory(self.circuit.flat), self.circuit.flat
-        in_doubles = evidence._replace(likelihoods=np.exp(evidence.likelihoods))
-        for start in range(0, len(rows), CASES) if math.isfinite(least) else ():
-            evaluate.answer_block(circuit, in_doubles, found, rows, start, least, *memory)
-        with np.errstate(divide="ignore"):
-            logs = np.log(found.roots)
-        for row in np.flatnonzero(odd | ~(found.roots >= least)).tolist():
-            evaluate.answer_block_in_logs(circuit, evidence, found, rows, row, *memory)
-            logs[row] = found.roots[row]
-            if logs[row] > -math.inf:
-                self._normalise(int(rows[row]), answers)
-        self._write(rows, logs, scales, answers)
+    def _answer_part(self, batch: EvidenceBatch, rows: Rows, answers: Answers) -> None:
+        """Write answers to rows in one format after the other; what is left at last, in logarithms."""
+        for dtype in self._formats(answers):
+            # Most likely the others will not do where the first ones do not; nothing is faster than doubles beyond.
+            probed = PROBED_ROWS if dtype == SINGLE else len(rows)
+            first, others = self._answer_in(dtype, batch, rows[:probed], answers), rows[probed:]
+            if 2 * len(first) <= probed:
+                others = self._answer_in(dtype, batch, others, answers)
+            rows = np.concatenate([first, others])
+        if rows.size:
+            self._answer_in_logs(batch, rows, answers)
+
+    def _answer_in(self, dtype: np.dtype[Any], batch: EvidenceBatch, rows: Rows, answers: Answers) -> Rows:
+        """Write answers to rows in a format, and return those that are left."""
+        if not rows.size:
+            return rows
+        evidence, scales, odd = self._evidence(batch, rows, dtype)
+        found, circuit, least = self._answers(answers, len(rows)), self._flat(dtype), self.least[dtype]
+        memory = evaluate.block_memory(circuit, dtype)
+        for start in range(0, len(rows), evaluate.cases_of(dtype)):
+            evaluate.answer_block(circuit, evidence, found, rows, start, least, *memory)
+        return self._write_roots(found.roots, least, rows, scales, odd, answers)
+
+    def _write_roots(
+        self, roots: Floats, least: float, rows: Rows, scales: Floats, odd: npt.NDArray[np.bool_], answers: Answers
+    ) -> Rows:
+        """Write status and log P(e) of rows whose posteriors are there, and return those that are left."""
+        fine = ~odd & (roots >= least)
+        self._write(rows[fine], np.log(roots[fine]), scales[fine], answers)
+        left: Rows = rows[~fine]
+        return left
+
+    def _answer_in_logs(self, batch: EvidenceBatch, rows: Rows, answers: Answers) -> None:
+        evidence, scales, _ = self._evidence(batch, rows)
+        found, circuit = self._answers(answers, len(rows)), self.circuit.flat
+        memory = np.zeros(len(circuit.is_sum)), np.zeros(len(circuit.is_sum))
+        for place, row in enumerate(rows.tolist()):
+            evaluate.answer_block_in_logs(circuit, evidence, found, rows, place, *memory)
+            if found.roots[place] > -math.inf:
+                self._normalise(row, answers)
+        self._write(rows, found.roots, scales, answers)
 
     def _answer_on_gpu(
-        self, on_gpu: GpuCircuit, batch: EvidenceBatch, rows: Rows, answers: Answers, threads: int
-    ) -> None:
-        """Write answers by blocks of a GPU; those that numbers may be too small for, and odd ones, in logarithms."""
+        self, device: BlockDevice, dtype: np.dtype[Any], batch: EvidenceBatch, rows: Rows, answers: Answers
+    ) -> Rows:
+        """Write answers to rows in a format by blocks of a GPU, and return those that are left: all without room."""
+        if not rows.size:
+            return rows
+        try:
+            on_gpu = self._on_gpu(batch, len(rows), answers, dtype, device)
+        except (MemoryError, OverflowError) as error:
+            logger.warning("the CPU takes over rows of a circuit: %s", error)
+            return rows
 
         def answer(part: Rows, place: int) -> Rows:
-            evidence, scales, odd = self._evidence(batch, part)
-            roots = on_gpu.answer(evidence._replace(likelihoods=np.exp(evidence.likelihoods)), part, answers, place)
-            fine = ~odd & (roots >= self.least)
-            self._write(part[fine], np.log(roots[fine]), scales[fine], answers)
-            left: Rows = part[~fine]
-            return left
+            evidence, scales, odd = self._evidence(batch, part, dtype)
+            roots = on_gpu.answer(evidence, part, answers, place)
+            return self._write_roots(roots, self.least[dtype], part, scales, odd, answers)
 
         parts = [rows[start : start + on_gpu.cases] for start in range(0, len(rows), on_gpu.cases)]
-        left = np.concatenate([rows[:0], *in_threads(answer, parts, IN_FLIGHT)])
-        parts = [left[start : start + TASK_ROWS] for start in range(0, len(left), TASK_ROWS)]
-        in_threads(lambda part, _: self._answer_part(batch, part, answers, math.inf), parts, threads)
+        return np.concatenate(in_threads(answer, parts, IN_FLIGHT))
 
-    def _on_gpu(self, batch: EvidenceBatch, rows: int, answers: Answers, device: BlockDevice) -> GpuCircuit:
+    def _on_gpu(
+        self, batch: EvidenceBatch, rows: int, answers: Answers, dtype: np.dtype[Any], device: BlockDevice
+    ) -> GpuCircuit:
         """Return the circuit on a GPU, the one of the batch before if that will do; raises MemoryError."""
         soft = sum(self.network.cardinalities[v] for v in batch.likelihoods)
         evidence = len(batch.states.keys() - self._fixed.keys()), soft
-        assert answers.memory is not None
-        key = device, answers.targets, evidence
-        if self._kept is None or self._kept[0] != key or self._kept[1].rows < rows:
+        key, (before, kept) = (device, answers.targets, evidence), self._kept.get(dtype, ((), None))
+        if kept is None or before != key or kept.rows < rows:
             # Its memory goes first.
-            self._kept = None
-            circuit, dtype = self.circuit.flat, np.dtype(np.float64)
-            made = GpuCircuit(circuit, self._layers, self._targets(answers.targets), evidence, dtype, rows, device)
-            self._kept = key, made
-        return self._kept[1]
+            self._kept.pop(dtype, None)
+            circuit, targets = self._flat(dtype), self._targets(answers.targets)
+            kept = GpuCircuit(circuit, self._layers, targets, evidence, dtype, rows, device)
+            self._kept[dtype] = key, kept
+        return kept
 
     def _targets(self, targets: Sequence[int]) -> GpuTargets:
         """Return which posteriors a GPU writes: those of what is fixed are written apart."""
@@ -224,8 +289,13 @@ class CircuitProgram:
             np.zeros(rows),
         )
 
-    def _evidence(self, batch: EvidenceBatch, rows: Rows) -> tuple[CircuitEvidence, Floats, npt.NDArray[np.bool_]]:
-        """Return evidence of rows, logarithms that likelihoods were divided by, and rows that doubles cannot hold."""
+    def _evidence(
+        self, batch: EvidenceBatch, rows: Rows, dtype: np.dtype[Any] | None = None
+    ) -> tuple[CircuitEvidence, Floats, npt.NDArray[np.bool_]]:
+        """Return evidence of rows, logarithms that likelihoods were divided by, and rows that a format cannot hold.
+
+        dtype: the format; None for logarithms.
+        """
         observed = [v for v, column in batch.states.items() if v not in self._fixed]
         places = np.full(len(self.network.variables) + 1, -1, dtype=np.int32)
         places[observed] = np.arange(len(observed), dtype=np.int32)
@@ -244,9 +314,11 @@ class CircuitProgram:
             # Of nothing but zeros no scale is to be taken out.
             top[~np.isfinite(top)] = 0.0
             scales[where] += top[:, 0]
-            odd[where] |= ((logs - top < math.log(SMALL)) & (values > 0)).any(axis=1)
+            logs -= top
+            if dtype is not None:
+                odd[where] |= ((logs < math.log(_FORMATS[dtype].small)) & (values > 0)).any(axis=1)
             table = np.zeros((values.shape[1], len(rows)))
-            table[:, where] = (logs - top).T
+            table[:, where] = logs.T
             first = int(self._starts[v])
             soft[first : first + len(table)] = sum(len(each) for each in likelihoods) + np.arange(len(table))
             likelihoods.append(table)
@@ -256,6 +328,6 @@ class CircuitProgram:
             self._numbers,
             states,
             np.where(self._variables < 0, -1, soft[self.circuit.flat.indicators]).astype(np.int32),
-            tables,
+            tables if dtype is None else np.exp(tables).astype(dtype, copy=False),
         )
         return found, scales, odd
