@@ -157,6 +157,7 @@ def measured(path: Path, asked: argparse.Namespace, folder: Path) -> Iterator[Fo
     if isinstance(program, str):
         yield {"compile": seconds, "refused": program}
         return
+    (program, *_) = program.programs
     circuit = program.circuit
     yield {"edges": circuit.edges, "decisions": circuit.decisions, "order": circuit.order, "compile": seconds}
     for precision in asked.precision:
@@ -207,7 +208,7 @@ def rows_of(network: Network, path: Path, is_fixed: bool) -> tuple[Evidence, Pla
     loose = rng.random(len(states)) < LOOSE
     states[loose] = np.where(rng.random((int(loose.sum()), count)) < 0.5, UNOBSERVED, states[loose])
     # Of a circuit for whatever rows observe nobody is to ask.
-    every = (), tuple(range(len(network.public)))
+    every = (), tuple(range(len(network.public))), ()
     rows = _different(Evidence(np.array(list(observed)), states))
     return rows, PlanStore(circuits={every: (MOST_DECISIONS, "not asked for")})
 

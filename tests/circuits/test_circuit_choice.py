@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 import pytest
 from circuit_networks import gates
+from junctor.circuits import kept, parts
 from junctor.engine import choose, circuit_choice
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
@@ -110,3 +113,64 @@ def test_few_rows_of_which_zeros_leave_little_wait_for_no_plan(monkeypatch: pyte
 def test_more_decisions_are_allowed_to_longer_trees() -> None:
     found = [circuit_choice._decisions(seconds, 1e-4) for seconds in (0.1, 0.4, 1.0, 2.0, 20.0, 1e9, np.inf)]
     assert found == [0, 1000, 1000, 4000, 16000, 400_000, 400_000]
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_parts_of_the_targets_have_circuits_where_there_is_none_for_all(
+    network: Network, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A circuit of many variables is not found; those of a few and of the evidence are."""
+    batch = rows_of(network, rows, share=0.3)
+    for states in batch.states.values():
+        states[:] = states[0]
+    batch.states[99][:] = [0, 1, UNOBSERVED][:rows]
+    searched, search = [], kept.kept_circuit
+
+    def few_only(network: Network, fixed: dict[int, int], needed: set[int], *what: object) -> object:
+        searched.append(len(needed))
+        return search(network, fixed, needed, *what) if len(needed) < 30 else "no circuit"  # type: ignore[arg-type]
+
+    monkeypatch.setattr(kept, "kept_circuit", few_only)
+    found = Engine(network, Query(), options(1 << 30, Strategy.CIRCUIT)).answer(batch)
+    assert found.ways == {"circuit": rows}
+    assert sum(each < 30 for each in searched) > 2
+    expected = Engine(network, Query(), options(1 << 30, Strategy.ROW_TREES)).answer(batch)
+    np.testing.assert_array_equal(found.status, expected.status)
+    fine = expected.status == OK
+    np.testing.assert_allclose(found.log_value[fine], expected.log_value[fine], rtol=1e-12)
+    for v in expected.targets:
+        np.testing.assert_allclose(found.posteriors[v][fine], expected.posteriors[v][fine], rtol=0, atol=1e-12)
+
+
+def test_there_are_no_parts_without_a_circuit_of_the_evidence() -> None:
+    asked = []
+
+    def search(targets: Collection[int]) -> str:
+        asked.append(tuple(targets))
+        return "no circuit"
+
+    assert parts.in_parts(range(8), search) == "no circuit"
+    assert asked == [()]
+
+
+def test_parts_are_halves_of_halves_in_their_order() -> None:
+    small = parts.in_parts(range(8), lambda targets: tuple(targets) if len(targets) <= 3 else "no circuit")
+    assert small == [(0, 1), (2, 3), (4, 5), (6, 7)]
+    assert parts.in_parts((), len) == [0]
+    assert parts.in_parts(range(4), lambda targets: 0 if 2 not in targets else "not with 2") == "not with 2"
+    many = parts.in_parts(range(1 << 10), lambda targets: 0 if len(targets) < 2 else "too many")
+    assert many == "no circuits of parts of the targets after 64 searches"
+
+
+def test_parents_come_first_and_those_of_the_evidence_before_others() -> None:
+    network = random_network(30, seed=3)
+    found = parts.parents_first(network, {17})
+    assert sorted(found) == list(range(30))
+    place = {v: i for i, v in enumerate(found)}
+    assert all(place[parent] < place[v] for v, factor in enumerate(network.factors) for parent in factor.scope[:-1])
+    ancestors, waiting = {17}, [17]
+    while waiting:
+        new = set(network.factors[waiting.pop()].scope) - ancestors
+        ancestors |= new
+        waiting += new
+    assert set(found[: len(ancestors)]) == ancestors

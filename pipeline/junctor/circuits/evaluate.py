@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -66,11 +66,13 @@ class CircuitProgram:
 
     network: whose circuit it is.
     circuit: some states may be fixed in it, which all rows observe.
+    targets: whose posteriors it gives; None for all that a batch asks for.
     """
 
-    def __init__(self, network: Network, circuit: Circuit) -> None:
+    def __init__(self, network: Network, circuit: Circuit, targets: Collection[int] | None = None) -> None:
         self.network = network
         self.circuit = circuit
+        self._targets_of_it = None if targets is None else frozenset(targets)
         starts = first_indicators(network)
         numbers = circuit.flat.indicators
         # A number that stands for no state is always 1.
@@ -239,10 +241,10 @@ class CircuitProgram:
     def _targets(self, targets: Sequence[int]) -> GpuTargets:
         """Return which posteriors a GPU writes: those of what is fixed are written apart."""
         sizes = np.array([self.network.cardinalities[v] for v in targets], dtype=np.int64)
-        free = np.array([v not in self._fixed for v in targets], dtype=bool)
+        free = np.array([self._is_free(v) for v in targets], dtype=bool)
         here = np.where(free, sizes, 0)
         columns = np.stack([sizes, np.cumsum(sizes) - sizes, np.cumsum(here) - here], axis=1)[free]
-        starts = [np.arange(self._starts[v], self._starts[v + 1]) for v in targets if v not in self._fixed]
+        starts = [np.arange(self._starts[v], self._starts[v + 1]) for v in targets if self._is_free(v)]
         states = np.concatenate([np.zeros(0, dtype=np.int64), *starts])
         return GpuTargets(columns.astype(np.int32), self._places[states])
 
@@ -263,8 +265,12 @@ class CircuitProgram:
     def _normalise(self, row: int, answers: Answers) -> None:
         """Divide posteriors that come from logarithms by their sums: these lose digits where they are large."""
         for v in answers.targets:
-            if v not in self._fixed:
+            if self._is_free(v):
                 answers.posteriors[v][row] /= answers.posteriors[v][row].sum()
+
+    def _is_free(self, target: int) -> bool:
+        """Return True for a target whose posteriors come from the circuit."""
+        return target not in self._fixed and (self._targets_of_it is None or target in self._targets_of_it)
 
     def _leave(self, rows: Rows, answers: Answers) -> None:
         if rows.size:
@@ -279,7 +285,7 @@ class CircuitProgram:
         before = np.cumsum(sizes) - sizes
         targets = np.repeat(np.arange(len(sizes)), sizes)
         numbers = np.arange(int(sizes.sum())) - before[targets]
-        free = np.array([v not in self._fixed for v in answers.targets], dtype=bool)[targets]
+        free = np.array([self._is_free(v) for v in answers.targets], dtype=bool)[targets]
         firsts = self._starts[np.array(answers.targets, dtype=np.int64)][targets]
         return CircuitAnswers(
             self._places[firsts + numbers][free],

@@ -52,7 +52,7 @@ def circuit_groups(batch: EvidenceBatch, facts: Facts) -> list[PatternGroup]:
     decisions = _decisions(trees, facts.figures.circuits.decision)
     found = program_of(rows, batch, facts, decisions) if decisions else "a search takes longer than trees"
     if not isinstance(found, str):
-        price = found.circuit.decisions * facts.figures.circuits.decision
+        price = found.decisions * facts.figures.circuits.decision
         price += row_seconds(found, facts) * facts.to_come(batch, len(rows))
         return [_group(rows, price, trees)] if GAIN * price < trees else []
     if not are_long:

@@ -6,7 +6,7 @@ group observe alike is fixed in one, and at last each row gets a circuit of its 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,10 +22,11 @@ from junctor.strategies.facts import FEW_ROWS, Facts, cached
 from junctor.strategies.strategy import Allowance, MemoryUse, Offer, Price, Route, Run, Way
 
 if TYPE_CHECKING:
-    from junctor.circuits.evaluate import CircuitProgram
+    from junctor.circuits.compile import Circuit
+    from junctor.circuits.parts import CircuitParts
 
-# Circuits that stay in memory, and decisions of the search for the circuit of one row.
-KEPT_CIRCUITS, ROW_DECISIONS = 8, 64_000
+# Circuits that stay in memory; decisions of the search for the circuit of one row, and for one of some targets.
+KEPT_CIRCUITS, ROW_DECISIONS, PART_DECISIONS = 8, 64_000, 16_000
 # Rows to come that are so few that what they observe alike is fixed first: it makes a circuit far smaller.
 FEW = 8
 
@@ -47,7 +48,7 @@ class CircuitRows(Way):
     def offer(self, group: PatternGroup, batch: EvidenceBatch, facts: Facts) -> Offer | str:
         """By the circuit for all rows, where one is known: nothing is searched for."""
         kept = (found for _, found in facts.store.circuits.values())
-        found = [each for each in kept if not isinstance(each, str) and not each.circuit.fixed]
+        found = [each for each in kept if not isinstance(each, str) and not each.fixed]
         if not found:
             return "no circuit was searched for: trees take less time than that"
         return Offer(group, Price(row=row_seconds(found[0], facts)))
@@ -58,9 +59,12 @@ class CircuitRows(Way):
         reserved, edges = room.budget.reserved, 0
         reason, size = "a circuit for each row: there is none for all of them", 0
         if not isinstance(found, str):
-            edges, size = found.circuit.edges, found.nbytes + facts.threads * found.block_bytes
-            fixed = f", what all rows observe alike fixed ({len(found.circuit.fixed):,})" if found.circuit.fixed else ""
-            reason = f"a circuit of {edges:,} edges for all rows{fixed}: zeros and equal entries leave little work"
+            edges, size = found.edges, found.nbytes + facts.threads * found.block_bytes
+            fixed = f", what all rows observe alike fixed ({len(found.fixed):,})" if found.fixed else ""
+            parts = f", {len(found.programs):,} parts of the targets" if len(found.programs) > 1 else ""
+            reason = (
+                f"a circuit of {edges:,} edges for all rows{fixed}{parts}: zeros and equal entries leave little work"
+            )
         if size > room.budget.free:
             raise room.budget.refuse(size, "a circuit", "allow more memory")
         memory = MemoryUse(facts.allowed, reserved, reserved + size, reserved + size)
@@ -80,23 +84,23 @@ class CircuitRows(Way):
         return np.array(left, dtype=np.int64)
 
 
-def row_seconds(program: CircuitProgram, facts: Facts) -> float:
+def row_seconds(program: CircuitParts, facts: Facts) -> float:
     """Return the seconds of a row on one core."""
     near = program.block_bytes <= facts.cpu_costs.cache
     figures = facts.figures.circuits
-    return program.circuit.edges * (figures.edge if near else figures.far_edge)
+    return program.edges * (figures.edge if near else figures.far_edge)
 
 
-def program_of(rows: Rows, batch: EvidenceBatch, facts: Facts, decisions: int) -> CircuitProgram | str:
+def program_of(rows: Rows, batch: EvidenceBatch, facts: Facts, decisions: int) -> CircuitParts | str:
     """Return the circuit that answers all of some rows, or why there is none.
 
     decisions: that a search may take, of one order.
     """
     alike = fixed_states(rows, batch)
-    found: CircuitProgram | str = ""
+    found: CircuitParts | str = ""
     # What is fixed makes circuits smaller: without one of few rows there is none for all.
     for fixed in [alike] if facts.to_come(batch, len(rows)) <= FEW else [{}, alike][: 2 if alike else 1]:
-        found = _program(fixed, batch, facts, decisions)
+        found = _program(fixed, rows, batch, facts, decisions)
         if not isinstance(found, str):
             break
     return found
@@ -112,31 +116,59 @@ def fixed_states(rows: Rows, batch: EvidenceBatch) -> dict[int, int]:
     return found
 
 
-def _program(fixed: dict[int, int], batch: EvidenceBatch, facts: Facts, decisions: int) -> CircuitProgram | str:
+def _program(
+    fixed: dict[int, int], rows: Rows, batch: EvidenceBatch, facts: Facts, decisions: int
+) -> CircuitParts | str:
     """Return the circuit with some states fixed; what no row observes is summed out where some are."""
-    needed = set(range(len(facts.network.public)))
+    seen, asked = set(range(len(facts.network.public))), set[int]()
     if fixed and facts.explains:
         # What nobody asks for is not summed out of a maximum.
-        needed -= fixed.keys()
+        seen -= fixed.keys()
     elif fixed:
-        needed = (set(facts.targets) | set(batch.states) | set(batch.likelihoods)) - fixed.keys()
-    key, circuits = (tuple(sorted(fixed.items())), tuple(sorted(needed))), facts.store.circuits
+        # Of batches alike circuits are alike, whatever a column happens to hold; those of a row serve it alone.
+        columns = {v for v, states in batch.states.items() if len(rows) > 1 or states[rows[0]] != UNOBSERVED}
+        seen = columns.union(batch.likelihoods) - fixed.keys()
+        asked = set(facts.targets) - fixed.keys() - seen
+    key, circuits = (tuple(sorted(fixed.items())), tuple(sorted(seen)), tuple(sorted(asked))), facts.store.circuits
     with facts.store.lock:
         allowed, found = circuits.get(key, (0, ""))
         # A search that was allowed more may find what an earlier one did not.
         if isinstance(found, str) and allowed < decisions:
             circuits.pop(key, None)
-        make = lambda: (decisions, _searched(fixed, needed, facts, decisions))  # noqa: E731
+        make = lambda: (decisions, _searched(fixed, seen, asked, facts, decisions))  # noqa: E731
         return cached(circuits, key, KEPT_CIRCUITS, make)[1]
 
 
-def _searched(fixed: dict[int, int], needed: set[int], facts: Facts, decisions: int) -> CircuitProgram | str:
+def _searched(
+    fixed: dict[int, int], seen: set[int], asked: set[int], facts: Facts, decisions: int
+) -> CircuitParts | str:
+    """Return the circuit of all variables that rows may observe or ask for, or circuits of parts, or why there is none.
+
+    seen, asked: variables that rows may observe, and others whose posteriors are asked for.
+    Parts of these are tried before more decisions than those of a row go into the search for one circuit.
+    """
     from junctor.circuits.evaluate import CircuitProgram
     from junctor.circuits.kept import kept_circuit
+    from junctor.circuits.parts import CircuitParts, in_parts, parents_first
 
-    limits = SearchLimits(decisions, bytes=min(SearchLimits().bytes, facts.allowed // 2))
-    found = kept_circuit(facts.network, fixed, needed, limits, facts.threads)
-    return found if isinstance(found, str) else CircuitProgram(facts.network, found)
+    network, most = facts.network, min(SearchLimits().bytes, facts.allowed // 2)
+
+    def search(some: Collection[int], decisions: int) -> Circuit | str:
+        limits = SearchLimits(decisions, bytes=most)
+        return kept_circuit(network, fixed, seen.union(some), limits, facts.threads)
+
+    def part(some: Collection[int]) -> CircuitProgram | str:
+        found = search(some, min(decisions, PART_DECISIONS))
+        return found if isinstance(found, str) else CircuitProgram(network, found, seen.union(some))
+
+    found = search(asked, min(decisions, ROW_DECISIONS))
+    if isinstance(found, str) and asked and network.kind == "bayes":
+        parts = in_parts([v for v in parents_first(network, fixed) if v in asked], part)
+        if not isinstance(parts, str):
+            return CircuitParts(parts)
+    if isinstance(found, str) and decisions > ROW_DECISIONS:
+        found = search(asked, decisions)
+    return found if isinstance(found, str) else CircuitParts([CircuitProgram(network, found)])
 
 
 def _answer(rows: Rows, batch: EvidenceBatch, answers: Answers, run: Run) -> Iterator[int]:
@@ -148,7 +180,7 @@ def _answer(rows: Rows, batch: EvidenceBatch, answers: Answers, run: Run) -> Ite
         return
     for row in rows.tolist() if len(rows) > 1 else ():
         one = np.array([row])
-        own = _program(fixed_states(one, batch), batch, facts, ROW_DECISIONS)
+        own = _program(fixed_states(one, batch), one, batch, facts, ROW_DECISIONS)
         if isinstance(own, str):
             yield row
         else:
@@ -157,7 +189,7 @@ def _answer(rows: Rows, batch: EvidenceBatch, answers: Answers, run: Run) -> Ite
         yield int(rows[0])
 
 
-def _run(program: CircuitProgram, batch: EvidenceBatch, rows: Rows, answers: Answers, run: Run) -> None:
+def _run(program: CircuitParts, batch: EvidenceBatch, rows: Rows, answers: Answers, run: Run) -> None:
     if run.facts.explains:
         program.explain(batch, rows, answers, run.facts.threads)
         return

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from junctor.backends.row_trees import RowEngine
     from junctor.backends.row_work import RowWork
-    from junctor.circuits.evaluate import CircuitProgram
+    from junctor.circuits.parts import CircuitParts
     from junctor.out_of_core.cluster.workers import WorkerPool
     from junctor.out_of_core.memory_splits import ChunkRoute
     from junctor.runtime.remote import AnyPath
@@ -78,7 +78,7 @@ FEW_ROWS = 64
 class PlanStore:
     """What facts of one network and query share: plans, their memory, and what is known of patterns.
 
-    circuits: by what is fixed and needed: decisions that a search was allowed, and what it found.
+    circuits: by what is fixed, observed and asked for: decisions that a search was allowed, and what it found.
     compiling: seconds until code of trees is compiled, 0 where it is there, None before anybody asks.
     budget: of exact answers where rows beyond it are sampled, None before anybody asks.
     budget_file: where the first who comes writes it.
@@ -91,7 +91,7 @@ class PlanStore:
     searched: dict[tuple[object, ...], ChunkRoute] = field(default_factory=dict)
     row_engines: dict[tuple[int, int], RowEngine] = field(default_factory=dict)
     works: dict[Pattern, RowWork] = field(default_factory=dict)
-    circuits: dict[tuple[object, ...], tuple[int, CircuitProgram | str]] = field(default_factory=dict)
+    circuits: dict[tuple[object, ...], tuple[int, CircuitParts | str]] = field(default_factory=dict)
     compiling: float | None = None
     budget: ExactBudget | None = None
     budget_file: AnyPath | None = None
