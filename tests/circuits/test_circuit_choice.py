@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import numpy as np
 import pytest
 from circuit_networks import gates
+from helpers.gpu_blocks import ON, few_threads, opened  # noqa: F401
 from junctor.circuits import kept, parts
 from junctor.engine import choose, circuit_choice
 from junctor.engine.engine import Engine
-from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
+from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, SoftEvidence
 from junctor.generate import random_network, sample
 from junctor.model.answers import OK
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
-from junctor.model.query import Query
+from junctor.model.query import Precision, Query
 from junctor.model.strategies import Strategy
 from junctor.strategies import circuit
+from junctor_kernels.gpu.blocks import BlockDevice
 
 
 def rows_of(network: Network, rows: int, share: float = 0.1) -> EvidenceBatch:
@@ -174,3 +176,26 @@ def test_parents_come_first_and_those_of_the_evidence_before_others() -> None:
         ancestors |= new
         waiting += new
     assert set(found[: len(ancestors)]) == ancestors
+
+
+@ON
+@pytest.mark.parametrize("precision", ["single", "double"])
+def test_a_gpu_answers_rows_by_a_circuit(
+    network: Network, device: Callable[[], BlockDevice], precision: Precision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All rows at once; cores take those with likelihoods that are hardly numbers."""
+    monkeypatch.setattr(circuit_choice, "_seconds", lambda work, facts: np.inf)
+    batch, query = rows_of(network, 200), Query(precision=precision)
+    states = batch.states.pop(7)
+    chance = np.where(states[:, None] == 0, [1.0, 1e-270], [0.5, 0.25])
+    batch.likelihoods[7] = SoftEvidence(np.arange(200), chance)
+    engine = Engine(network, query, gpu=opened(device))
+    assert [route.on_gpu for route in engine.routes(batch)] == [True]
+    found = engine.answer(batch)
+    assert found.ways == {"circuit": 200}
+    expected = Engine(network, Query(), options(1 << 30, Strategy.ROW_TREES)).answer(batch)
+    assert (found.status == OK).all()
+    tolerance = 1e-12 if precision == "double" else 1e-5
+    np.testing.assert_allclose(found.log_value, expected.log_value, rtol=0, atol=10 * tolerance)
+    for v in expected.targets:
+        np.testing.assert_allclose(found.posteriors[v], expected.posteriors[v], rtol=0, atol=tolerance)

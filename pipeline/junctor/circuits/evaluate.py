@@ -21,7 +21,7 @@ from junctor_kernels.circuits.nodes import FlatCircuit
 
 from junctor.backends.impossible_answers import leave_impossible
 from junctor.circuits.compile import Circuit, first_indicators
-from junctor.circuits.on_gpu import IN_FLIGHT, GpuCircuit, GpuTargets
+from junctor.circuits.on_gpu import IN_FLIGHT, GpuCircuit, GpuTargets, gpu_host_bytes
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Rows
 from junctor.model.answers import OK, Answers
 from junctor.model.network import Network
@@ -115,6 +115,10 @@ class CircuitProgram:
     def block_bytes(self) -> int:
         """Bytes of the values and derivatives of a block."""
         return 2 * evaluate.LINE_BYTES * len(self.circuit.flat.is_sum)
+
+    def gpu_host_bytes(self, batch: EvidenceBatch, rows: int) -> int:
+        """Return the bytes of the host for rows on their way to a GPU."""
+        return gpu_host_bytes(len(batch.states), rows) + 2 * self.nbytes
 
     def answer(
         self, batch: EvidenceBatch, rows: Rows, answers: Answers, threads: int, device: BlockDevice | None = None

@@ -186,6 +186,11 @@ class _Place:
             yield name, host[name].size
 
 
+def gpu_host_bytes(columns: int, rows: int) -> int:
+    """Return the bytes of the host for evidence on its way, of rows that observe so many columns as states."""
+    return IN_FLIGHT * min(MOST_CASES, rows) * (2 * columns + 16)
+
+
 def _line_bytes(shapes: Shapes) -> int:
     """Return the bytes of a case in some arrays."""
     return sum(max(1, lines) * np.dtype(dtype).itemsize for lines, dtype in shapes.values())

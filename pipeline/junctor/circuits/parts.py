@@ -41,6 +41,10 @@ class CircuitParts:
         for program in self.programs:
             program.answer(batch, rows, answers, threads, device)
 
+    def gpu_host_bytes(self, batch: EvidenceBatch, rows: int) -> int:
+        """Return the bytes of memory beside GPUs, as of `CircuitProgram.gpu_host_bytes`."""
+        return sum(each.gpu_host_bytes(batch, rows) for each in self.programs)
+
     def explain(self, batch: EvidenceBatch, rows: Rows, answers: Answers, threads: int) -> None:
         """Do what `CircuitProgram.explain` does, by the one circuit that there is."""
         (program,) = self.programs

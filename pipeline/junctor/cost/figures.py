@@ -216,7 +216,7 @@ class GpuRates(NamedTuple):
     answers: what a kernel writes to the host while a block is computed.
     link, link_copy, link_rows: kernels on another GPU's memory, a copy of one run from there, copies of rows.
     copy: a plain copy, read and written. kernel: what contractions touch. loads: their loads a second.
-    transitions: transitions of hidden Markov models times time steps, a second.
+    transitions: transitions of hidden Markov models times time steps, a second. edges: of circuits, times cases.
     """
 
     bus: float
@@ -229,6 +229,7 @@ class GpuRates(NamedTuple):
     kernel: float
     loads: float
     transitions: float
+    edges: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,13 +137,16 @@ def _exactly(batch: EvidenceBatch, facts: Facts) -> Choice:
     """Return the choice among exact answers."""
     found = find_equal_rows(batch, facts.network.cardinalities, threads=facts.threads)
     if facts.forced is not None:
-        return _with_copies(_forced(found, facts), found, facts, facts.takes_gpu)
+        asked = _forced(found, facts)
+        on_gpu = _uses_gpu(asked, found, facts)
+        return _with_copies(asked, found, facts if on_gpu else facts.without_gpu, on_gpu)
     if (few := _as_a_whole(found, facts)) is not None:
         return _with_copies(few, found, facts.without_gpu, False)
     if (plain := _before_compiling(found, facts)) is not None:
         return _with_copies(plain, found, facts.without_gpu, False)
     if (mixed := _with_circuits(found, facts)) is not None:
-        return _with_copies(mixed, found, facts.without_gpu, False)
+        on_gpu = _uses_gpu(mixed, found, facts)
+        return _with_copies(mixed, found, facts if on_gpu else facts.without_gpu, on_gpu)
     if facts.takes_gpu:
         equal = found
         if batch.equal is None and found.answered_count > MOST_ANSWERED_GPU * len(batch.valid):
@@ -168,6 +171,15 @@ def _with_circuits(batch: EvidenceBatch, facts: Facts) -> Sequence[PatternGroup]
         return groups
     rest = _passing_over(batch, np.concatenate([group.rows for group in groups]))
     return [*groups, *_on_cores(rest, facts.without_gpu)]
+
+
+def _uses_gpu(groups: Sequence[PatternGroup], batch: EvidenceBatch, facts: Facts) -> bool:
+    """Return True if a GPU answers rows that are in groups with circuits, or for a strategy that is asked for."""
+    if not any(group.strategy is Strategy.CIRCUIT for group in groups):
+        return facts.takes_gpu
+    from junctor.engine.circuit_choice import gpu_answers
+
+    return gpu_answers(groups, batch, facts)
 
 
 def route_of(

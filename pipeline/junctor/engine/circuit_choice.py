@@ -17,7 +17,7 @@ from junctor.evidence.batch import EvidenceBatch, Rows
 from junctor.evidence.compiled_cells import evidence_cells
 from junctor.evidence.patterns import NOBODY_LOOKED, PatternGroup, spread
 from junctor.model.strategies import Rejected, Strategy
-from junctor.strategies.circuit import CircuitRows, program_of, row_seconds
+from junctor.strategies.circuit import CircuitRows, gpu_row_seconds, is_for_gpu, program_of, row_seconds
 from junctor.strategies.facts import FEW_ROWS, SAMPLED, Facts
 
 # Share of entries above zero from which on a network has no zeros to speak of.
@@ -35,7 +35,7 @@ def circuit_groups(batch: EvidenceBatch, facts: Facts) -> list[PatternGroup]:
 
     Few rows of which the zeros leave little get trees of their own at once: no plan knows what states rule out.
     """
-    if facts.query.question.needs not in CircuitRows.supports or facts.asks_gpu or not batch.answered_count:
+    if facts.query.question.needs not in CircuitRows.supports or not batch.answered_count:
         return []
     if CircuitRows().refuses(facts) is not None or facts.network.above_zero > DENSE:
         return []
@@ -47,19 +47,33 @@ def circuit_groups(batch: EvidenceBatch, facts: Facts) -> list[PatternGroup]:
     if trees < LEAST_SECONDS and facts.are_few(batch) and not facts.has_joint_table and _fit(works, batch, facts):
         return [PatternGroup(NOBODY_LOOKED, rows, 0, Strategy.ROW_TREES, price=trees)]
     are_long = bool((sampled >= LONG_ROW).any())
-    if trees < LEAST_SECONDS or (facts.takes_gpu and not are_long):
+    if facts.takes_gpu and not are_long:
+        # Plans on a GPU are as much faster; whether they fit is not asked.
+        trees /= facts.gpu_host.gain
+    if trees < LEAST_SECONDS:
         return []
     decisions = _decisions(trees, facts.figures.circuits.decision)
     found = program_of(rows, batch, facts, decisions) if decisions else "a search takes longer than trees"
     if not isinstance(found, str):
         price = found.decisions * facts.figures.circuits.decision
-        price += row_seconds(found, facts) * facts.to_come(batch, len(rows))
+        to_come = facts.to_come(batch, len(rows))
+        price += to_come * (gpu_row_seconds if is_for_gpu(found, to_come, facts) else row_seconds)(found, facts)
         return [_group(rows, price, trees)] if GAIN * price < trees else []
-    if not are_long:
+    if not are_long or facts.asks_gpu:
         return []
     # Rows whose trees take too long get circuits of their own.
     wide = rows[_tree_seconds(_works(rows, batch, facts), facts) >= LONG_ROW]
     return [_group(wide, len(wide) * facts.figures.circuits.row, trees)] if wide.size else []
+
+
+def gpu_answers(groups: Sequence[PatternGroup], batch: EvidenceBatch, facts: Facts) -> bool:
+    """Return True if a GPU answers all rows of a batch by circuits."""
+    if not facts.takes_gpu or len(groups) != 1 or len(groups[0].rows) != batch.answered_count:
+        return False
+    found = program_of(groups[0].rows, batch, facts, MOST_DECISIONS)
+    if isinstance(found, str):
+        return facts.asks_gpu
+    return is_for_gpu(found, facts.to_come(batch, len(groups[0].rows)), facts)
 
 
 def _works(rows: Rows, batch: EvidenceBatch, facts: Facts) -> list[RowWork]:

@@ -18,7 +18,7 @@ from junctor.evidence.patterns import PatternGroup
 from junctor.model.answers import Answers
 from junctor.model.question import EVERY_NEED
 from junctor.model.strategies import Strategy
-from junctor.strategies.facts import FEW_ROWS, Facts, cached
+from junctor.strategies.facts import Facts, cached
 from junctor.strategies.strategy import Allowance, MemoryUse, Offer, Price, Route, Run, Way
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ FEW = 8
 
 
 class CircuitRows(Way):
-    """Sums and products of a circuit, 32 cases at a time."""
+    """Sums and products of a circuit, for blocks of cases on cores or on a GPU."""
 
     name = Strategy.CIRCUIT
     supports = EVERY_NEED
@@ -58,8 +58,10 @@ class CircuitRows(Way):
         found = program_of(group.rows, batch, facts, MOST_DECISIONS)
         reserved, edges = room.budget.reserved, 0
         reason, size = "a circuit for each row: there is none for all of them", 0
+        on_gpu = room.gpu is not None and not facts.explains
         if not isinstance(found, str):
             edges, size = found.edges, found.nbytes + facts.threads * found.block_bytes
+            size += found.gpu_host_bytes(batch, len(group.rows)) if on_gpu else 0
             fixed = f", what all rows observe alike fixed ({len(found.fixed):,})" if found.fixed else ""
             parts = f", {len(found.programs):,} parts of the targets" if len(found.programs) > 1 else ""
             reason = (
@@ -69,13 +71,18 @@ class CircuitRows(Way):
             raise room.budget.refuse(size, "a circuit", "allow more memory")
         memory = MemoryUse(facts.allowed, reserved, reserved + size, reserved + size)
         operations = 2 * edges * len(group.rows)
-        return Route(group, self.name, facts.reason(self.name, reason), memory, operations=operations)
+        reason = facts.reason(self.name, reason)
+        return Route(group, self.name, reason, memory, operations=operations, circuit_on_gpu=on_gpu)
 
     def forecast(self, route: Route, batch: EvidenceBatch, facts: Facts, bound: int) -> Route:
         """By the edges of the circuit."""
         found = program_of(route.group.rows, batch, facts, MOST_DECISIONS)
-        row = facts.figures.circuits.row if isinstance(found, str) else row_seconds(found, facts)
-        seconds = len(route.group.rows) * row + route.rows * facts.figures.files.row
+        rows = len(route.group.rows)
+        if isinstance(found, str):
+            seconds = rows * facts.figures.circuits.row
+        else:
+            seconds = rows * (gpu_row_seconds if route.circuit_on_gpu else row_seconds)(found, facts)
+        seconds += route.rows * facts.figures.files.row
         return replace(route, seconds=seconds, work={"operations": float(route.operations)})
 
     def answer(self, work: Sequence[Route], batch: EvidenceBatch, answers: Answers, run: Run) -> Rows:
@@ -89,6 +96,20 @@ def row_seconds(program: CircuitParts, facts: Facts) -> float:
     near = program.block_bytes <= facts.cpu_costs.cache
     figures = facts.figures.circuits
     return program.edges * (figures.edge if near else figures.far_edge)
+
+
+def gpu_row_seconds(program: CircuitParts, facts: Facts) -> float:
+    """Return the seconds of a row on the GPU at hand: of edges, or of answers on their way where they take longer."""
+    rates = facts.gpu_costs.figures.gpu_rates
+    return max(program.edges / rates.edges, facts.answer_bytes(1) / rates.answers)
+
+
+def is_for_gpu(program: CircuitParts, rows: int, facts: Facts) -> bool:
+    """Return True if a GPU answers so many rows: where it is asked for, or done sooner than the cores."""
+    if facts.explains or not facts.takes_gpu:
+        return False
+    there = facts.gpu_host.start + rows * gpu_row_seconds(program, facts)
+    return facts.asks_gpu or there < rows * row_seconds(program, facts) / facts.threads
 
 
 def program_of(rows: Rows, batch: EvidenceBatch, facts: Facts, decisions: int) -> CircuitParts | str:
@@ -193,9 +214,7 @@ def _run(program: CircuitParts, batch: EvidenceBatch, rows: Rows, answers: Answe
     if run.facts.explains:
         program.explain(batch, rows, answers, run.facts.threads)
         return
-    # A few rows are done before a device is ready.
-    device = run.device if len(rows) > FEW_ROWS or run.facts.asks_gpu else None
-    program.answer(batch, rows, answers, run.facts.threads, device)
+    program.answer(batch, rows, answers, run.facts.threads, run.device)
 
 
 WAY = CircuitRows()

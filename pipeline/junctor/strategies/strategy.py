@@ -169,6 +169,7 @@ class Route:
     seconds: forecast, of one core or of a GPU; nan until it is forecast.
     work: counts by feature of the cost model, empty until then.
     refused: why the rows cannot be answered.
+    circuit_on_gpu: whether a GPU answers rows of a circuit.
     """
 
     group: PatternGroup
@@ -183,6 +184,7 @@ class Route:
     seconds: float = math.nan
     work: Mapping[str, float] = field(default_factory=dict)
     refused: BudgetError | None = None
+    circuit_on_gpu: bool = False
 
     @property
     def rows(self) -> int:
@@ -192,7 +194,8 @@ class Route:
     @property
     def on_gpu(self) -> bool:
         """True if a GPU of this process or of workers does the work."""
-        return self.strategy is Strategy.GPU_BLOCKS or (self.chunks is not None and self.chunks.limits.on_gpu)
+        in_chunks = self.chunks is not None and self.chunks.limits.on_gpu
+        return self.strategy is Strategy.GPU_BLOCKS or self.circuit_on_gpu or in_chunks
 
     @property
     def runs_compiled(self) -> bool:
