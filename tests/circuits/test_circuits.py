@@ -34,13 +34,17 @@ def compiled(network: Network, fixed: Mapping[int, int]) -> Circuit:
 
 
 def answers_of(
-    network: Network, batch: EvidenceBatch, fixed: Mapping[int, int], precision: Precision = "double"
+    network: Network,
+    batch: EvidenceBatch,
+    fixed: Mapping[int, int],
+    precision: Precision = "double",
+    threads: int = 1,
 ) -> Answers:
     targets, sizes = tuple(range(len(network.public))), network.cardinalities
     query = Query(precision=precision)
     memory = np.zeros(table_bytes(query, targets, sizes, batch.rows), dtype=np.uint8)
     answers = unanswered(query, targets, sizes, batch.rows, {}, memory)
-    CircuitProgram(network, compiled(network, fixed)).answer(batch, np.arange(batch.rows), answers, 1)
+    CircuitProgram(network, compiled(network, fixed)).answer(batch, np.arange(batch.rows), answers, threads)
     return answers
 
 
@@ -126,20 +130,20 @@ def test_variables_that_nobody_needs_have_no_indicators() -> None:
         np.testing.assert_allclose(answers.posteriors[v], expected.posteriors[v], rtol=0, atol=1e-12)
 
 
-def test_rows_of_several_tasks_and_threads() -> None:
+@pytest.mark.parametrize(("precision", "tolerance"), [("double", 1e-12), ("single", 1e-5)])
+def test_rows_of_several_tasks_and_threads(precision: Precision, tolerance: float) -> None:
     network = switched(12, 5)
     states = sample(network, 2100, seed=1)
     states[np.random.default_rng(1).random(states.shape) < 0.6] = UNOBSERVED
     states[::7, 0] = 2
     batch = EvidenceBatch(2100, {v: np.ascontiguousarray(states[:, v]) for v in range(12)})
-    program, answers = CircuitProgram(network, compiled(network, {})), blank(network, batch)
-    program.answer(batch, np.arange(2100), answers, 3)
+    answers = answers_of(network, batch, {}, precision, threads=3)
     expected = Engine(network, Query()).answer(batch)
     assert (answers.status == expected.status).all()
     assert {OK, IMPOSSIBLE} == set(answers.status.tolist())
     good = answers.status == OK
     for v in range(12):
-        np.testing.assert_allclose(answers.posteriors[v][good], expected.posteriors[v][good], rtol=0, atol=1e-12)
+        np.testing.assert_allclose(answers.posteriors[v][good], expected.posteriors[v][good], rtol=0, atol=tolerance)
 
 
 def test_contradictions_that_only_a_search_finds() -> None:
@@ -158,12 +162,20 @@ def rare() -> Network:
     return Network("rare", variables, factors)
 
 
-def test_probabilities_below_all_doubles() -> None:
+@pytest.mark.parametrize("precision", ["double", "single"])
+@pytest.mark.parametrize("observed", [30, 150])
+def test_probabilities_below_all_numbers_of_a_format(observed: int, precision: Precision) -> None:
+    """1e-120 is nothing in single precision, 1e-600 nothing in double precision either."""
     network = rare()
-    batch = EvidenceBatch(1, {v: np.zeros(1, np.int32) for v in range(150)})
-    answers = answers_of(network, batch, {})
-    assert answers.log_value[0] == pytest.approx(150 * np.log(1e-4), rel=1e-12)
+    # More than the rows that tell whether a format will do, and one of another kind.
+    states = np.zeros(100, np.int32)
+    states[70] = UNOBSERVED
+    batch = EvidenceBatch(100, dict.fromkeys(range(observed), states))
+    answers = answers_of(network, batch, {}, precision)
+    expected = np.where(states == 0, observed * np.log(1e-4), 0)
+    np.testing.assert_allclose(answers.log_value, expected, rtol=1e-6 if precision == "single" else 1e-12, atol=1e-5)
     np.testing.assert_array_equal(answers.posteriors[7][0], [1, 0])
+    np.testing.assert_allclose(answers.posteriors[7][70], [1e-4, 1 - 1e-4], rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from junctor_kernels.circuits.nodes import FlatCircuit
 from junctor_kernels.cpu.jit import jit
 from junctor_kernels.cpu.jit import loops as _loops
 from junctor_kernels.cpu.jit import part as _part
-from junctor_kernels.cpu.vectors import BYTES, add, load, multiply, multiply_add, spread, store
+from junctor_kernels.cpu.vectors import BYTES, add, load, multiply, multiply_add, share_of, spread, store
 
 # Fused multiply-add is the only liberty taken with IEEE arithmetic.
 loops = partial(_loops, fastmath={"contract"})
@@ -64,48 +64,117 @@ class CircuitAnswers(NamedTuple):
     roots: npt.NDArray[np.float64]
 
 
+class Parents(NamedTuple):
+    """The edges of a circuit by their child: sums first, then products, both in their order.
+
+    at: int64 [nodes + 1], the first edge of each child.
+    products_at: int64 [nodes], the first of them from a product.
+    nodes: int32 of each edge, the parent.
+    shares: of each edge, its weight.
+    """
+
+    at: npt.NDArray[np.int64]
+    products_at: npt.NDArray[np.int64]
+    nodes: npt.NDArray[np.int32]
+    shares: npt.NDArray[Any]
+
+
+def parents_of(circuit: FlatCircuit) -> Parents:
+    """Return the edges of a circuit by their child, with weights in the format of the circuit's."""
+    nodes, edges = len(circuit.is_sum), len(circuit.children)
+    found = Parents(
+        np.zeros(nodes + 1, dtype=np.int64),
+        np.zeros(nodes, dtype=np.int64),
+        np.zeros(edges, dtype=np.int32),
+        np.zeros(edges, dtype=circuit.weights.dtype),
+    )
+    _sort_by_child(circuit, found, np.zeros(nodes, dtype=np.int64))
+    return found
+
+
+@loops
+def _sort_by_child(circuit: Any, parents: Any, ends: Any) -> None:
+    """Write the edges of a circuit; ends: int64 [nodes], zeros."""
+    children, edges_at, at, nodes = circuit.children, circuit.edges_at, parents.at, circuit.is_sum.size
+    for node in range(nodes):
+        for edge in range(edges_at[node], edges_at[node + 1]):
+            at[children[edge] + 1] += 1
+            ends[children[edge]] += circuit.is_sum[node]
+    for node in range(nodes):
+        at[node + 1] += at[node]
+        parents.products_at[node] = at[node] + ends[node]
+    for of_sums in (True, False):
+        for node in range(nodes):
+            ends[node] = at[node] if of_sums else parents.products_at[node]
+        for node in range(nodes):
+            for edge in range(edges_at[node], edges_at[node + 1]) if circuit.is_sum[node] == of_sums else range(0):
+                child = children[edge]
+                parents.nodes[ends[child]], parents.shares[ends[child]] = node, circuit.weights[edge]
+                ends[child] += 1
+
+
 def cases_of(dtype: npt.DTypeLike) -> int:
     """Return the cases of a block."""
     return LINE_BYTES // np.dtype(dtype).itemsize
 
 
 def block_memory(circuit: FlatCircuit, dtype: npt.DTypeLike = np.float64) -> tuple[npt.NDArray[Any], ...]:
-    """Return the memory of a block: values and flows."""
+    """Return the memory of a block: values, and what nodes hand on."""
     numbers = len(circuit.is_sum) * cases_of(dtype)
     return np.zeros(numbers, dtype), np.zeros(numbers, dtype)
 
 
 @loops
 def answer_block(
-    circuit: Any, evidence: Any, answers: Any, rows: Any, start: int, least: float, values: Any, flows: Any
+    circuit: Any,
+    parents: Any,
+    evidence: Any,
+    answers: Any,
+    rows: Any,
+    start: int,
+    least: float,
+    values: Any,
+    slopes: Any,
 ) -> None:
     """Write roots and posteriors of the cases from `start` on; rows whose root is below `least` get none.
 
-    circuit: its weights in the format of `values`.
+    circuit, parents: their weights in the format of `values`.
     rows: int64, rows of the batch by those of the group.
-    values, flows: of `block_memory`.
+    values, slopes: of `block_memory`.
     """
     cases, leaves = LINE_BYTES // values.itemsize, circuit.indicators.size
     count = min(cases, rows.size - start)
     for leaf in range(leaves):
-        for case in range(cases):
-            values[leaf * cases + case] = indicator_of(evidence, leaf, start + min(case, count - 1))
-            if evidence.soft[leaf] >= 0:
-                values[leaf * cases + case] *= evidence.likelihoods[evidence.soft[leaf], start + min(case, count - 1)]
+        _indicate(evidence, leaf, start, count, values, cases)
     _up(circuit, values, leaves)
     root = (circuit.is_sum.size - 1) * cases
     for case in range(count):
         answers.roots[start + case] = values[root + case]
     if answers.indicators.size == 0:
         return
-    _down(circuit, values, flows, leaves)
+    _down(circuit, parents, values, slopes)
     for state in range(answers.indicators.size):
         source, at, step = np.int64(answers.indicators[state]) * cases, answers.at[state], answers.steps[state]
         for case in range(count):
             total = values[root + case]
             if total >= least and total > 0:
-                found = flows[source + case] / total if source >= 0 else 0.0
+                found = slopes[source + case] / total if source >= 0 else 0.0
                 answers.memory[at + rows[start + case] * step] = found
+
+
+@part
+def _indicate(evidence: Any, leaf: int, start: int, count: int, values: Any, cases: int) -> None:
+    """Write the values of an indicator; cases beyond the last one have any."""
+    variable, number, soft, first = evidence.variables[leaf], evidence.numbers[leaf], evidence.soft[leaf], leaf * cases
+    for i in range(first, first + cases):
+        values[i] = 1.0
+    if variable >= 0:
+        for case in range(count):
+            observed = evidence.states[variable, start + case]
+            values[first + case] = 1.0 if observed < 0 or observed == number else 0.0
+    if soft >= 0:
+        for case in range(count):
+            values[first + case] *= evidence.likelihoods[soft, start + case]
 
 
 @part
@@ -152,43 +221,51 @@ def _up(circuit: Any, values: Any, leaves: int) -> None:
 
 
 @part
-def _down(circuit: Any, values: Any, flows: Any, leaves: int) -> None:
-    edges_at, children, weights = circuit.edges_at, circuit.children, circuit.weights
+def _down(circuit: Any, parents: Any, values: Any, slopes: Any) -> None:
+    """Write what each node hands on: of a sum its flow divided by its value, of others their flow."""
     nodes, cases, width = circuit.is_sum.size, LINE_BYTES // values.itemsize, BYTES // values.itemsize
-    for i in range((nodes - 1) * cases):
-        flows[i] = 0.0
-    for i in range((nodes - 1) * cases, nodes * cases):
-        flows[i] = values[i]
-    for node in range(nodes - 1, leaves - 1, -1):
-        first, last = edges_at[node], edges_at[node + 1]
-        if circuit.is_sum[node]:
-            # To the derivative, which nothing flows through where the sum is zero.
-            for at in range(node * cases, (node + 1) * cases):
-                flows[at] = flows[at] / values[at] if values[at] > 0 else 0.0
+    for node in range(nodes - 1, -1, -1):
+        first, products, last = parents.at[node], parents.products_at[node], parents.at[node + 1]
         for case in range(0, cases, 4 * width):
             at = node * cases + case
-            f0, f1 = load(flows, at), load(flows, at + width)
-            f2, f3 = load(flows, at + 2 * width), load(flows, at + 3 * width)
+            v0, v1, v2, v3 = _four(values, at, width)
+            # Everything flows from the root.
+            f0, f1, f2, f3, begin = v0, v1, v2, v3, products
+            if products > first:
+                share, s0, s1, s2, s3 = _edge(parents, first, slopes, cases, case, width)
+                f0, f1, f2, f3 = multiply(share, s0), multiply(share, s1), multiply(share, s2), multiply(share, s3)
+                for edge in range(first + 1, products):
+                    share, s0, s1, s2, s3 = _edge(parents, edge, slopes, cases, case, width)
+                    f0, f1 = multiply_add(share, s0, f0), multiply_add(share, s1, f1)
+                    f2, f3 = multiply_add(share, s2, f2), multiply_add(share, s3, f3)
+                f0, f1, f2, f3 = multiply(f0, v0), multiply(f1, v1), multiply(f2, v2), multiply(f3, v3)
+            elif last > products:
+                _, f0, f1, f2, f3 = _edge(parents, products, slopes, cases, case, width)
+                begin += 1
+            for edge in range(begin, last):
+                _, s0, s1, s2, s3 = _edge(parents, edge, slopes, cases, case, width)
+                f0, f1, f2, f3 = add(f0, s0), add(f1, s1), add(f2, s2), add(f3, s3)
             if circuit.is_sum[node]:
-                for edge in range(first, last):
-                    child, weight = np.int64(children[edge]) * cases + case, spread(weights[edge])
-                    _add_product(flows, child, multiply(weight, f0), load(values, child))
-                    _add_product(flows, child + width, multiply(weight, f1), load(values, child + width))
-                    _add_product(flows, child + 2 * width, multiply(weight, f2), load(values, child + 2 * width))
-                    _add_product(flows, child + 3 * width, multiply(weight, f3), load(values, child + 3 * width))
-            else:
-                for edge in range(first, last):
-                    child = np.int64(children[edge]) * cases + case
-                    store(flows, child, add(f0, load(flows, child)))
-                    store(flows, child + width, add(f1, load(flows, child + width)))
-                    store(flows, child + 2 * width, add(f2, load(flows, child + 2 * width)))
-                    store(flows, child + 3 * width, add(f3, load(flows, child + 3 * width)))
+                # Nothing flows through where the sum is zero.
+                f0, f1, f2, f3 = share_of(f0, v0), share_of(f1, v1), share_of(f2, v2), share_of(f3, v3)
+            store(slopes, at, f0)
+            store(slopes, at + width, f1)
+            store(slopes, at + 2 * width, f2)
+            store(slopes, at + 3 * width, f3)
 
 
 @inlined
-def _add_product(flows: Any, at: int, one: Any, other: Any) -> None:
-    """Add a product of two vectors to what is there."""
-    store(flows, at, multiply_add(one, other, load(flows, at)))
+def _four(numbers: Any, at: int, width: int) -> Any:
+    """Return four neighbouring vectors."""
+    return load(numbers, at), load(numbers, at + width), load(numbers, at + 2 * width), load(numbers, at + 3 * width)
+
+
+@inlined
+def _edge(parents: Any, edge: int, slopes: Any, cases: int, case: int, width: int) -> Any:
+    """Return the weight of an edge, and what its parent hands on."""
+    at = np.int64(parents.nodes[edge]) * cases + case
+    s0, s1, s2, s3 = _four(slopes, at, width)
+    return spread(parents.shares[edge]), s0, s1, s2, s3
 
 
 @part
@@ -247,10 +324,10 @@ def answer_block_in_logs(
 
 
 @loops
-def largest(circuit: Any, values: Any, flows: Any) -> Any:
+def largest(circuit: Any, parents: Any, values: Any, slopes: Any) -> Any:
     """Return a bound of what the root may lose, of numbers too small for a format, in units of the smallest of them.
 
-    values, flows: in doubles.
+    values, slopes: in doubles.
     No value and no derivative is larger than where every indicator is 1, nor than the bound. inf where one exceeds a
     double.
     """
@@ -258,11 +335,12 @@ def largest(circuit: Any, values: Any, flows: Any) -> Any:
     for i in range(leaves * cases):
         values[i] = 1.0
     _up(circuit, values, leaves)
-    _down(circuit, values, flows, leaves)
+    _down(circuit, parents, values, slopes)
     total = 1.0
     for node in range(circuit.is_sum.size):
-        value, edges = values[node * cases], circuit.edges_at[node + 1] - circuit.edges_at[node] + 1
-        # Of a sum, its derivative has taken the place of its flow.
-        slope = flows[node * cases] if circuit.is_sum[node] else flows[node * cases] / value
+        value, slope = values[node * cases], slopes[node * cases]
+        edges = circuit.edges_at[node + 1] - circuit.edges_at[node] + parents.at[node + 1] - parents.at[node] + 1
+        if not circuit.is_sum[node]:
+            slope /= value
         total += edges * (1.0 + value) * (1.0 + slope)
     return total

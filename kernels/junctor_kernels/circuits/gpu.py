@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from junctor_kernels.circuits.evaluate import Parents
 from junctor_kernels.circuits.nodes import FlatCircuit
 from junctor_kernels.gpu import blocks
 from junctor_kernels.gpu.blocks import WARP, BlockLaunch
@@ -51,48 +52,24 @@ class Layers(NamedTuple):
 
     items: int32, the node of each warp, NOBODY for none.
     up, down: launches, each over nodes that need those of the launches before alone.
-    parents_at: int32 [nodes + 1], the first parent of each node.
-    products_at: int32 [nodes], the first of its parents that is a product: sums come first.
-    parents: int32, of each edge.
-    edges: int64, the edge of `FlatCircuit` that each of these is.
     """
 
     items: Integers
     up: list[BlockLaunch]
     down: list[BlockLaunch]
-    parents_at: Integers
-    products_at: Integers
-    parents: Integers
-    edges: npt.NDArray[np.int64]
 
 
-def layers_of(circuit: FlatCircuit) -> Layers:
-    """Return the nodes of a circuit by layers, and the parents of each."""
+def layers_of(circuit: FlatCircuit, parents: Parents) -> Layers:
+    """Return the nodes of a circuit by layers."""
     nodes, leaves = len(circuit.is_sum), len(circuit.indicators)
-    counts = np.diff(circuit.edges_at)
-    owners = np.repeat(np.arange(nodes), counts)
-    # Stable, so that the order of sums does not depend on the way of sorting.
-    edges = np.lexsort((~circuit.is_sum[owners], circuit.children))
-    parents = owners[edges]
-    uses = np.bincount(circuit.children, minlength=nodes)
-    parents_at = np.concatenate([[0], np.cumsum(uses)])
-    of_sums = np.bincount(circuit.children, weights=circuit.is_sum[owners], minlength=nodes).astype(np.int64)
+    # Children come before their parents.
     heights = _heights(circuit.edges_at, circuit.children)
-    # Of the other way, from the root: nodes in reverse are children first again.
-    depths = _heights(parents_at, parents, reverse=True)
+    depths = _heights(parents.at, parents.nodes, reverse=True)
     items: list[Integers] = []
-    up = _launches("add_and_multiply", heights, np.arange(leaves, nodes), items)
-    up = [*_launches("indicate", np.zeros(nodes, np.int64), np.arange(leaves), items), *up]
+    up = _launches("indicate", heights, np.arange(leaves), items)
+    up += _launches("add_and_multiply", heights, np.arange(leaves, nodes), items)
     down = _launches("hand_down", depths, np.arange(nodes), items)
-    return Layers(
-        np.concatenate(items),
-        up,
-        down,
-        _narrow(parents_at),
-        _narrow(parents_at[:-1] + of_sums),
-        _narrow(parents),
-        edges,
-    )
+    return Layers(np.concatenate(items), up, down)
 
 
 def _heights(starts: npt.NDArray[Any], others: npt.NDArray[Any], reverse: bool = False) -> npt.NDArray[np.int64]:
@@ -121,9 +98,3 @@ def _launches(
         found.append(BlockLaunch(kernel, first, len(padded)))
         first += len(padded)
     return found
-
-
-def _narrow(array: npt.NDArray[Any]) -> Integers:
-    if array.size and int(array.max()) > np.iinfo(np.int32).max:
-        raise OverflowError(f"found an index of {int(array.max()):,}, the GPU kernels count to 2^31")
-    return np.ascontiguousarray(array, dtype=np.int32)

@@ -184,6 +184,7 @@ OF_VECTORS: dict[str, Callable[..., Any]] = {
     "add": lambda one, other: one + other,
     "multiply": lambda one, other: one * other,
     "multiply_add": lambda one, other, total: one * other + total,
+    "share_of": lambda one, other: np.divide(one, other, out=np.zeros_like(one), where=other > 0),
     "larger": lambda one, other: np.where(one > other, one, other),
     "least_above_zero": _least_above_zero,
     "highest": lambda vector: vector.max(),

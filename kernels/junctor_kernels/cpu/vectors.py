@@ -328,6 +328,11 @@ def _larger(builder: Any, one: Any, other: Any) -> Any:
     return builder.select(builder.fcmp_ordered(">", one, other), one, other)
 
 
+def _share_of(builder: Any, one: Any, other: Any) -> Any:
+    zero = ir.Constant(other.type, None)
+    return builder.select(builder.fcmp_ordered(">", other, zero), builder.fdiv(one, other), zero)
+
+
 def _least_above_zero(builder: Any, least: Any, other: Any) -> Any:
     above = builder.fcmp_ordered(">", other, ir.Constant(other.type, None))
     # First without `least`: in a loop, one number waits for the minimum before only, and not for two comparisons.
@@ -348,6 +353,7 @@ add = _elementwise("add", lambda builder, one, other: builder.fadd(one, other), 
 subtract = _elementwise("subtract", lambda builder, one, other: builder.fsub(one, other), "Return one - other.")
 divide = _elementwise("divide", lambda builder, one, other: builder.fdiv(one, other), "Return one / other.")
 multiply = _elementwise("multiply", lambda builder, one, other: builder.fmul(one, other), "Return one * other.")
+share_of = _elementwise("share_of", _share_of, "Return one / other, 0 where `other` is not above zero.")
 larger = _elementwise("larger", _larger, "Return the larger of each pair.")
 least_above_zero = _elementwise("least_above_zero", _least_above_zero, "Return `other` where it is in (0, least).")
 

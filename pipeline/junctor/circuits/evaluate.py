@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels.circuits import evaluate
-from junctor_kernels.circuits.evaluate import CircuitAnswers, CircuitEvidence
+from junctor_kernels.circuits.evaluate import CircuitAnswers, CircuitEvidence, Parents
 from junctor_kernels.circuits.explain import explain_case
 from junctor_kernels.circuits.gpu import Layers, layers_of
 from junctor_kernels.circuits.nodes import FlatCircuit
@@ -83,15 +83,15 @@ class CircuitProgram:
         self._places[numbers[real]] = real
         self._starts = starts
         self._fixed = dict(circuit.fixed)
-        self._weights: dict[np.dtype[Any], npt.NDArray[Any]] = {}
+        self._flats: dict[np.dtype[Any], tuple[FlatCircuit, Parents]] = {}
         # Circuits on a GPU by format, and what they were made for.
         self._kept: dict[np.dtype[Any], tuple[tuple[object, ...], GpuCircuit]] = {}
 
     @cached_property
     def least(self) -> dict[np.dtype[Any], float]:
         """The least root that loses no more than it may, by format; inf where numbers may be too large for one."""
-        flat = self.circuit.flat
-        bound = float(evaluate.largest(flat, *evaluate.block_memory(flat)))
+        flat, parents = self._flat(DOUBLE)
+        bound = float(evaluate.largest(flat, parents, *evaluate.block_memory(flat)))
         # No value is larger than the bound, but what it is a sum of may be.
         most = max(bound, float(flat.weights.max(initial=0.0)))
         return {
@@ -99,17 +99,19 @@ class CircuitProgram:
             for dtype, limits in _FORMATS.items()
         }
 
-    def _flat(self, dtype: np.dtype[Any]) -> FlatCircuit:
-        """Return the circuit with its weights in a format."""
-        weights = self._weights.get(dtype)
-        if weights is None:
-            weights = self._weights[dtype] = self.circuit.flat.weights.astype(dtype, copy=False)
-        return self.circuit.flat._replace(weights=weights)
+    def _flat(self, dtype: np.dtype[Any]) -> tuple[FlatCircuit, Parents]:
+        """Return the circuit and its parents with weights in a format."""
+        found = self._flats.get(dtype)
+        if found is None:
+            flat = self.circuit.flat
+            flat = flat._replace(weights=flat.weights.astype(dtype, copy=False))
+            found = self._flats[dtype] = flat, evaluate.parents_of(flat)
+        return found
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the circuit."""
-        return sum(array.nbytes for array in self.circuit.flat)
+        """Bytes of the circuit, with the parents of its nodes."""
+        return sum(array.nbytes for arrays in self._flat(DOUBLE) for array in arrays)
 
     @property
     def block_bytes(self) -> int:
@@ -182,10 +184,10 @@ class CircuitProgram:
         if not rows.size:
             return rows
         evidence, scales, odd = self._evidence(batch, rows, dtype)
-        found, circuit, least = self._answers(answers, len(rows)), self._flat(dtype), self.least[dtype]
-        memory = evaluate.block_memory(circuit, dtype)
+        found, flat, least = self._answers(answers, len(rows)), self._flat(dtype), self.least[dtype]
+        memory = evaluate.block_memory(flat[0], dtype)
         for start in range(0, len(rows), evaluate.cases_of(dtype)):
-            evaluate.answer_block(circuit, evidence, found, rows, start, least, *memory)
+            evaluate.answer_block(*flat, evidence, found, rows, start, least, *memory)
         return self._write_roots(found.roots, least, rows, scales, odd, answers)
 
     def _write_roots(
@@ -215,7 +217,7 @@ class CircuitProgram:
             return rows
         try:
             on_gpu = self._on_gpu(batch, len(rows), answers, dtype, device)
-        except (MemoryError, OverflowError) as error:
+        except MemoryError as error:
             logger.warning("the CPU takes over rows of a circuit: %s", error)
             return rows
 
@@ -237,8 +239,8 @@ class CircuitProgram:
         if kept is None or before != key or kept.rows < rows:
             # Its memory goes first.
             self._kept.pop(dtype, None)
-            circuit, targets = self._flat(dtype), self._targets(answers.targets)
-            kept = GpuCircuit(circuit, self._layers, targets, evidence, dtype, rows, device)
+            targets = self._targets(answers.targets)
+            kept = GpuCircuit(*self._flat(dtype), self._layers, targets, evidence, rows, device)
             self._kept[dtype] = key, kept
         return kept
 
@@ -254,7 +256,7 @@ class CircuitProgram:
 
     @cached_property
     def _layers(self) -> Layers:
-        return layers_of(self.circuit.flat)
+        return layers_of(*self._flat(DOUBLE))
 
     def _write(self, rows: Rows, logs: Floats, scales: Floats, answers: Answers) -> None:
         """Write status and log P(e) of rows, and the posteriors of what is fixed."""

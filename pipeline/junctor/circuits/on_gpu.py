@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.circuits.evaluate import CircuitEvidence
+from junctor_kernels.circuits.evaluate import CircuitEvidence, Parents
 from junctor_kernels.circuits.gpu import FIELDS, KERNELS, Layers, record
 from junctor_kernels.circuits.nodes import FlatCircuit
 from junctor_kernels.gpu.blocks import LANE_BYTES, WARP, WRITE_BLOCKS, WRITERS, BlockDevice, LaunchList
@@ -46,25 +46,25 @@ class GpuTargets(NamedTuple):
 class GpuCircuit:
     """Answers blocks of at most `cases` cases on a device, up to IN_FLIGHT of them at once, each at a place below that.
 
-    circuit, layers: nodes.
+    circuit, parents, layers: nodes, their weights in float64 or float32, as all numbers are then.
     targets: which posteriors are written.
     evidence: columns of states, and of likelihoods, that rows have.
-    dtype: of numbers: float64 or float32.
     rows: how many cases there are in all.
     device: that does it.
-    Raises MemoryError where its room holds no chunk of cases, OverflowError where kernels cannot count edges.
+    Raises MemoryError where its room holds no chunk of cases.
     """
 
     def __init__(
         self,
         circuit: FlatCircuit,
+        parents: Parents,
         layers: Layers,
         targets: GpuTargets,
         evidence: tuple[int, int],
-        dtype: np.dtype[Any],
         rows: int,
         device: BlockDevice,
     ) -> None:
+        dtype = circuit.weights.dtype
         self.device, self.dtype, self.rows = device, dtype, rows
         nodes, leaves = len(circuit.is_sum), len(circuit.indicators)
         self.counts = {"nodes": nodes, "leaves": leaves, "asked": len(targets.columns)}
@@ -79,12 +79,15 @@ class GpuCircuit:
         self.chunk = WARP * LANE_BYTES // dtype.itemsize
         self.cases = self._cases(rows, _line_bytes(shared) + IN_FLIGHT * _line_bytes({**self.incoming, **outgoing}))
         arrays: dict[str, Array] = {
-            **{name: getattr(layers, name) for name in ("items", "parents_at", "products_at", "parents")},
+            "items": layers.items,
             "edges_at": circuit.edges_at.astype(np.int32),
             "children": circuit.children,
             "is_sum": circuit.is_sum.view(np.uint8),
-            "weights": circuit.weights.astype(dtype),
-            "shares": circuit.weights[layers.edges].astype(dtype),
+            "weights": circuit.weights,
+            "parents_at": parents.at.astype(np.int32),
+            "products_at": parents.products_at.astype(np.int32),
+            "parents": parents.nodes,
+            "shares": parents.shares,
             "targets": targets.columns,
             "sources": targets.sources,
         }
