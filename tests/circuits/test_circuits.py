@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
+from helpers.circuit_cases import compiled, rare, switched
 from helpers.engine_cases import blank, check_explanations, check_posteriors
 from helpers.noisy_max import noisy_network
 from helpers.strategies import evidence_batches, networks
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from junctor.circuits.compile import Circuit, compile_circuit
 from junctor.circuits.evaluate import CircuitProgram
@@ -21,16 +22,6 @@ from junctor.model.answers import IMPOSSIBLE, OK, Answers, table_bytes, unanswer
 from junctor.model.network import Factor, Network, Variable
 from junctor.model.query import Precision, Query
 from junctor.strategies.circuit import fixed_states
-
-
-def compiled(network: Network, fixed: Mapping[int, int]) -> Circuit:
-    circuit = compile_circuit(network, fixed, set(range(len(network.public))) - set(fixed), SearchLimits())
-    if isinstance(circuit, str):
-        # Entries of 1e-300 multiply to what no double holds.
-        assert "too small for a number" in circuit
-        assume(False)
-    assert isinstance(circuit, Circuit)
-    return circuit
 
 
 def answers_of(
@@ -46,20 +37,6 @@ def answers_of(
     answers = unanswered(query, targets, sizes, batch.rows, {}, memory)
     CircuitProgram(network, compiled(network, fixed)).answer(batch, np.arange(batch.rows), answers, threads)
     return answers
-
-
-def switched(variables: int, seed: int) -> Network:
-    """Return a network of tables that copy, swap, ignore and mix their parents: all but zeros and equal entries."""
-    rng = np.random.default_rng(seed)
-    factors = []
-    for v in range(variables):
-        parents = sorted(rng.choice(v, min(v, 3), replace=False).tolist()) if v else []
-        table = rng.choice([0.0, 1.0, 0.5, 0.25], size=[3] * (len(parents) + 1), p=[0.6, 0.2, 0.1, 0.1])
-        table[..., 0] += table.sum(axis=-1) == 0
-        if parents and rng.random() < 0.4:
-            table[:] = table[:1]
-        factors.append(Factor((*parents, v), table / table.sum(axis=-1, keepdims=True)))
-    return Network("switched", tuple(Variable(f"v{i}", ("a", "b", "c")) for i in range(variables)), tuple(factors))
 
 
 @given(networks(max_variables=6, max_joint=512), st.data())
@@ -154,12 +131,6 @@ def test_contradictions_that_only_a_search_finds() -> None:
     batch = EvidenceBatch(2, {0: np.array([0, UNOBSERVED], np.int32)})
     check_posteriors(network, batch, answers_of(network, batch, {}), 1e-12)
     assert compiled(network, {}).log == -np.inf
-
-
-def rare() -> Network:
-    variables = tuple(Variable(f"v{i}", ("a", "b")) for i in range(150))
-    factors = tuple(Factor((i,), np.array([1e-4, 1 - 1e-4])) for i in range(150))
-    return Network("rare", variables, factors)
 
 
 @pytest.mark.parametrize("precision", ["double", "single"])

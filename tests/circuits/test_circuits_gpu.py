@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
-from circuits.test_circuits import compiled, rare, switched
 from emulation.blocks import EmulatedDevice
+from helpers.circuit_cases import compiled, rare, switched
 from helpers.engine_cases import check_posteriors
 from helpers.gpu_blocks import ON, few_threads, opened  # noqa: F401
 from helpers.strategies import evidence_batches, networks
