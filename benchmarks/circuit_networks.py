@@ -40,16 +40,22 @@ def diagnosis(diseases: int, findings: int, parents: int, seed: int = 1, states:
     findings: f0, f1, ...: noisy-OR of two states, noisy-MAX of more, the first of them is "no".
     parents: of each finding; chains of auxiliary variables come after all others.
     """
-    rng = np.random.default_rng(seed)
     names = [f"d{i}" for i in range(diseases)]
     levels = ["no", "yes"] if states == 2 else ["no", *(f"level{i}" for i in range(1, states))]
-    nodes = [_finding(f"f{i}", rng.choice(diseases, parents, replace=False), states, rng) for i in range(findings)]
-    roots = [DraftTable([name], _rare(rng.uniform(0.001, 0.1), 2), PLACE) for name in names]
+    nodes = noisy_findings(diseases, findings, parents, seed, states)
+    chances = np.random.default_rng((seed, 1)).uniform(0.001, 0.1, diseases)
+    roots = [DraftTable([name], _rare(chance, 2), PLACE) for name, chance in zip(names, chances, strict=True)]
     variables = [DraftVariable(name, ["no", "yes"], PLACE) for name in names]
     variables += [DraftVariable(node.scope[-1], levels, PLACE) for node in nodes]
     auxiliary, tables = tables_of(nodes, [variable.name for variable in variables])
     drafts = [*variables, *auxiliary]
     return build_network("diagnosis", "bayes", drafts, [*roots, *tables], hidden=len(auxiliary))
+
+
+def noisy_findings(diseases: int, findings: int, parents: int, seed: int = 1, states: int = 2) -> list[NoisyMax]:
+    """Return the noisy nodes of `diagnosis`."""
+    rng = np.random.default_rng(seed)
+    return [_finding(f"f{i}", rng.choice(diseases, parents, replace=False), states, rng) for i in range(findings)]
 
 
 def _finding(name: str, causes: npt.NDArray[np.int64], states: int, rng: np.random.Generator) -> NoisyMax:

@@ -6,9 +6,12 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
+from circuit_networks import diagnosis, noisy_findings
 from helpers.circuit_cases import compiled, rare, switched
 from helpers.engine_cases import blank, check_explanations, check_posteriors
 from helpers.noisy_max import noisy_network
+from helpers.oracle import log_fraction
+from helpers.quickscore import quickscore
 from helpers.strategies import evidence_batches, networks
 from hypothesis import given
 from hypothesis import strategies as st
@@ -93,6 +96,36 @@ def test_noisy_nodes_are_chains(strongest_last: bool) -> None:
     np.testing.assert_allclose(found.log_value, expected.log_value, rtol=1e-12)
     for v in expected.targets:
         np.testing.assert_allclose(found.posteriors[v], expected.posteriors[v], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("states", [2, 3])
+@pytest.mark.parametrize("fixed", [False, True])
+def test_noisy_nodes_of_sixty_parents(states: int, fixed: bool) -> None:
+    """By one circuit for every evidence on causes and effects, and by one of what a row observes."""
+    network, nodes = diagnosis(64, 3, 60, states=states), noisy_findings(64, 3, 60, states=states)
+    rows = [{64: 1, 65: 0, 66: states - 1}, {64: states - 1, 65: 1, 5: 1}, {66: 0}, {64: 1, 65: 1, 66: 1, 8: 0, 9: 1}]
+    columns = np.full((67, len(rows)), UNOBSERVED, dtype=np.int32)
+    for place, row in enumerate(rows):
+        columns[list(row), place] = list(row.values())
+    for place, row in enumerate(rows):
+        batch = EvidenceBatch(1, {v: columns[v, place : place + 1] for v in range(67)})
+        found = answers_of(network, batch, row if fixed else {})
+        names = {network.variables[v].name: state for v, state in row.items()}
+        priors = {f"d{d}": network.factors[d].table.tolist() for d in range(64)}
+        total, posteriors = quickscore(priors, nodes, names)
+        assert found.log_value[0] == pytest.approx(log_fraction(total), rel=1e-12)
+        for name, expected in posteriors.items():
+            got = found.posteriors[network.index[name]][0]
+            np.testing.assert_allclose(got, np.array(expected, dtype=float), rtol=0, atol=1e-12)
+
+
+def test_chains_side_by_side_are_swept() -> None:
+    """Six findings that are there: greedy orders and dissections give ten times as many edges."""
+    network = diagnosis(64, 6, 60)
+    found = compile_circuit(network, dict.fromkeys(range(64, 70), 1), set(range(64)), SearchLimits(40_000))
+    assert isinstance(found, Circuit)
+    assert found.order.startswith("sweep")
+    assert found.edges < 80_000
 
 
 def test_variables_that_nobody_needs_have_no_indicators() -> None:

@@ -211,9 +211,12 @@ def _best(
                 left.append(each)
         if done:
             return min((_circuit(each, fixed) for each in done), key=lambda circuit: circuit.edges)
-        searches = sorted(left, key=_Search.gained, reverse=True)[:going_on]
-        if not searches:
+        if not left:
             break
+        # A sweep from end to end, of small cliques, comes far late.
+        smallest = min(left, key=lambda each: each.order.size)
+        first = sorted(left, key=_Search.gained, reverse=True)[:going_on]
+        searches = first if smallest in first else [*first, smallest]
     return why or f"no circuit after {limits.decisions:,} decisions by any of several orders"
 
 

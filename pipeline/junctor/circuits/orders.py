@@ -17,6 +17,7 @@ from junctor_kernels.circuits.tables import TableStore
 from junctor_kernels.orders.greedy import MIN_FILL, MIN_WEIGHT, UNITS_PER_BIT, evaluate, weights_of, words_for, work_for
 from junctor_kernels.orders.sparse import SparseGraph, greedy, moral_graph, sparse_work
 
+from junctor.circuits.sweeps import sweep
 from junctor.runtime.threads import in_threads
 
 Ints = npt.NDArray[np.int64]
@@ -42,11 +43,13 @@ class Order:
     name: for people.
     ranks: int32 [n], the variable of the largest one is decided first.
     positions: int32 [n], places of variables in its elimination tree.
+    size: entries of all its cliques.
     """
 
     name: str
     ranks: npt.NDArray[np.int32]
     positions: npt.NDArray[np.int32]
+    size: float
 
 
 def orders_of(tables: TableStore, state: SearchState, threads: int = 1) -> Iterator[Order]:
@@ -61,6 +64,11 @@ def orders_of(tables: TableStore, state: SearchState, threads: int = 1) -> Itera
     first = greedy_ones[0][1]
     yield from _smallest(greedy_ones, size, MOST_GREEDY, graph)
     kinds = CORES if len(graph.neighbours) <= LARGE else LARGE_CORES
+    swept = sweep(graph, live)
+    # From which end it goes makes a difference of two times.
+    yield from _smallest(
+        [("sweep", swept), ("sweep back", swept[::-1].copy())], size, 2 if kinds is CORES else 1, graph
+    )
     cores = _cores(graph, live, weights, [bits for bits, _, _ in kinds])
     for (bits, seeds, most), (done, core) in zip(kinds, cores, strict=True):
         names = [f"dissection {seed} beyond {bits} bits" for seed in range(1, seeds + 1)]
@@ -73,8 +81,8 @@ def _smallest(
 ) -> Iterator[Order]:
     """Yield those of some orders with the fewest entries of cliques, different ones."""
     sizes = {order.tobytes(): (size(order), name, order) for name, order in reversed(orders)}
-    for _, name, order in sorted(sizes.values(), key=lambda each: each[:2])[:most]:
-        yield _order(name, graph, order)
+    for entries, name, order in sorted(sizes.values(), key=lambda each: each[:2])[:most]:
+        yield _order(name, graph, order, entries)
 
 
 def _sizes(graph: SparseGraph, live: npt.NDArray[np.bool_], cards: Ints) -> Callable[[Ints], float]:
@@ -154,7 +162,7 @@ def _greedy(
     return np.concatenate([np.flatnonzero(~live), order[:count]])
 
 
-def _order(name: str, graph: SparseGraph, order: Ints) -> Order:
+def _order(name: str, graph: SparseGraph, order: Ints, entries: float) -> Order:
     ranks = np.empty(len(order), dtype=np.int32)
     ranks[order] = np.arange(len(order), dtype=np.int32)
-    return Order(name, ranks, places(graph.starts, graph.neighbours, order).astype(np.int32))
+    return Order(name, ranks, places(graph.starts, graph.neighbours, order).astype(np.int32), entries)
