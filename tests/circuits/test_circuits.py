@@ -128,6 +128,16 @@ def test_chains_side_by_side_are_swept() -> None:
     assert found.edges < 80_000
 
 
+def test_no_root_is_below_the_smallest() -> None:
+    network = switched(6, 3)
+    program = CircuitProgram(network, compiled(network, {}))
+    every = np.indices([3] * 6).reshape(6, -1).astype(np.int32)
+    batch = EvidenceBatch(3**6, dict(enumerate(np.ascontiguousarray(every))))
+    answers = answers_of(network, batch, {})
+    least = answers.log_value[answers.status == OK].min()
+    assert least - 3 < program.smallest + program.circuit.log <= least + 1e-12
+
+
 def test_variables_that_nobody_needs_have_no_indicators() -> None:
     network = random_network(12, seed=4)
     whole, few = compiled(network, {}), compile_circuit(network, {}, {0, 3}, SearchLimits())
@@ -141,7 +151,11 @@ def test_variables_that_nobody_needs_have_no_indicators() -> None:
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("double", 1e-12), ("single", 1e-5)])
-def test_rows_of_several_tasks_and_threads(precision: Precision, tolerance: float) -> None:
+def test_rows_of_several_tasks_and_threads(
+    precision: Precision, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Impossible rows need no logarithms: no possible one has so small a root."""
+    monkeypatch.setattr(CircuitProgram, "_answer_in_logs", None)
     network = switched(12, 5)
     states = sample(network, 2100, seed=1)
     states[np.random.default_rng(1).random(states.shape) < 0.6] = UNOBSERVED

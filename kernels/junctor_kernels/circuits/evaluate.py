@@ -344,3 +344,23 @@ def largest(circuit: Any, parents: Any, values: Any, slopes: Any) -> Any:
             slope /= value
         total += edges * (1.0 + value) * (1.0 + slope)
     return total
+
+
+@loops
+def smallest(circuit: Any, values: Any) -> Any:
+    """Return the logarithm of a number that no root above zero is below, whatever states are observed.
+
+    values: float64 [nodes], memory.
+    """
+    leaves, edges_at = circuit.indicators.size, circuit.edges_at
+    for node in range(circuit.is_sum.size):
+        values[node] = 0.0
+        if node >= leaves and circuit.is_sum[node]:
+            # Some term is above zero.
+            values[node] = math.inf
+            for edge in range(edges_at[node], edges_at[node + 1]):
+                values[node] = min(values[node], values[circuit.children[edge]] + math.log(circuit.weights[edge]))
+        elif node >= leaves:
+            for edge in range(edges_at[node], edges_at[node + 1]):
+                values[node] += values[circuit.children[edge]]
+    return values[circuit.is_sum.size - 1]

@@ -22,7 +22,7 @@ from junctor_kernels.circuits.nodes import FlatCircuit
 from junctor.backends.impossible_answers import leave_impossible
 from junctor.circuits.compile import Circuit, first_indicators
 from junctor.circuits.on_gpu import IN_FLIGHT, GpuCircuit, GpuTargets, gpu_host_bytes
-from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Rows
+from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Rows, span_of
 from junctor.model.answers import OK, Answers
 from junctor.model.network import Network
 from junctor.runtime.threads import in_threads
@@ -98,6 +98,11 @@ class CircuitProgram:
             dtype: max(limits.smallest * bound / limits.most_lost, limits.least) if most < limits.largest else math.inf
             for dtype, limits in _FORMATS.items()
         }
+
+    @cached_property
+    def smallest(self) -> float:
+        """The logarithm of a number that no root of a possible row is below, unless it has soft evidence."""
+        return float(evaluate.smallest(self.circuit.flat, np.zeros(len(self.circuit.flat.is_sum))))
 
     def _flat(self, dtype: np.dtype[Any]) -> tuple[FlatCircuit, Parents]:
         """Return the circuit and its parents with weights in a format."""
@@ -188,15 +193,29 @@ class CircuitProgram:
         memory = evaluate.block_memory(flat[0], dtype)
         for start in range(0, len(rows), evaluate.cases_of(dtype)):
             evaluate.answer_block(*flat, evidence, found, rows, start, least, *memory)
-        return self._write_roots(found.roots, least, rows, scales, odd, answers)
+        return self._write_roots(found.roots, dtype, rows, scales, odd, _is_hard(evidence), answers)
 
     def _write_roots(
-        self, roots: Floats, least: float, rows: Rows, scales: Floats, odd: npt.NDArray[np.bool_], answers: Answers
+        self,
+        roots: Floats,
+        dtype: np.dtype[Any],
+        rows: Rows,
+        scales: Floats,
+        odd: npt.NDArray[np.bool_],
+        is_hard: bool,
+        answers: Answers,
     ) -> Rows:
-        """Write status and log P(e) of rows whose posteriors are there, and return those that are left."""
-        fine = ~odd & (roots >= least)
+        """Write status and log P(e) of rows whose posteriors are there, and return those that are left.
+
+        is_hard: whether all evidence is on states.
+        """
+        fine = ~odd & (roots >= self.least[dtype])
         self._write(rows[fine], np.log(roots[fine]), scales[fine], answers)
         left: Rows = rows[~fine]
+        # Where no possible row has so small a root, these are not possible.
+        if is_hard and self.smallest > math.log(2 * self.least[dtype]):
+            self._leave(left, answers)
+            return left[:0]
         return left
 
     def _answer_in_logs(self, batch: EvidenceBatch, rows: Rows, answers: Answers) -> None:
@@ -222,9 +241,9 @@ class CircuitProgram:
             return rows
 
         def answer(part: Rows, place: int) -> Rows:
-            evidence, scales, odd = self._evidence(batch, part, dtype)
+            evidence, scales, odd = self._evidence(batch, part, dtype, on_gpu.states(place, len(part)))
             roots = on_gpu.answer(evidence, part, answers, place)
-            return self._write_roots(roots, self.least[dtype], part, scales, odd, answers)
+            return self._write_roots(roots, dtype, part, scales, odd, _is_hard(evidence), answers)
 
         parts = [rows[start : start + on_gpu.cases] for start in range(0, len(rows), on_gpu.cases)]
         return np.concatenate(in_threads(answer, parts, IN_FLIGHT))
@@ -302,18 +321,25 @@ class CircuitProgram:
         )
 
     def _evidence(
-        self, batch: EvidenceBatch, rows: Rows, dtype: np.dtype[Any] | None = None
+        self,
+        batch: EvidenceBatch,
+        rows: Rows,
+        dtype: np.dtype[Any] | None = None,
+        states: npt.NDArray[Any] | None = None,
     ) -> tuple[CircuitEvidence, Floats, npt.NDArray[np.bool_]]:
         """Return evidence of rows, logarithms that likelihoods were divided by, and rows that a format cannot hold.
 
         dtype: the format; None for logarithms.
+        states: memory for states; None for some of its own.
         """
         observed = [v for v, column in batch.states.items() if v not in self._fixed]
         places = np.full(len(self.network.variables) + 1, -1, dtype=np.int32)
         places[observed] = np.arange(len(observed), dtype=np.int32)
-        states = np.full((max(1, len(observed)), len(rows)), UNOBSERVED, dtype=np.int32)
+        if states is None:
+            states = np.full((max(1, len(observed)), len(rows)), UNOBSERVED, dtype=np.int32)
+        at = span_of(rows)
         for place, v in enumerate(observed):
-            states[place] = batch.states[v][rows]
+            states[place] = batch.states[v][at]
         soft, likelihoods = np.full(len(self._places) + 1, -1, dtype=np.int32), list[Floats]()
         scales, odd = np.zeros(len(rows)), np.zeros(len(rows), dtype=bool)
         for v, likelihood in batch.likelihoods.items():
@@ -343,3 +369,8 @@ class CircuitProgram:
             tables if dtype is None else np.exp(tables).astype(dtype, copy=False),
         )
         return found, scales, odd
+
+
+def _is_hard(evidence: CircuitEvidence) -> bool:
+    """Return True if all evidence is on states."""
+    return not (evidence.soft >= 0).any()

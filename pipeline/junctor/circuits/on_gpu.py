@@ -100,9 +100,13 @@ class GpuCircuit:
     def answer(self, evidence: CircuitEvidence, rows: Rows, answers: Answers, place: int) -> npt.NDArray[np.float64]:
         """Return the roots of cases; the device writes their posteriors to `rows` of the answers.
 
-        Those lie in memory that the device's `host` gave.
+        evidence: its states in the memory of the place. Answers lie in memory that the device's `host` gave.
         """
         return self._places[place].answer(evidence, rows, answers)
+
+    def states(self, place: int, cases: int) -> npt.NDArray[np.int16]:
+        """Return the memory for states of so many cases at a place."""
+        return self._places[place].states[:, :cases]
 
     def _cases(self, rows: int, line: int) -> int:
         """Return the cases of a block; line: bytes of one."""
@@ -135,6 +139,7 @@ class _Place:
             name: self._device.host(max(1, lines) * owner.cases * np.dtype(dtype).itemsize).view(dtype)
             for name, (lines, dtype) in kinds.items()
         }
+        self.states = self._host["states"].reshape(-1, owner.cases)
         # What tells of indicators differs with the evidence of a block.
         for name in ("variables", "numbers", "soft"):
             self._host[name] = self._device.host(4 * max(1, leaves)).view(np.int32)
@@ -178,12 +183,12 @@ class _Place:
         cases, host = self._owner.cases, self._host
         host["rows"][: len(rows)] = rows
         yield "rows", len(rows)
-        given: dict[str, Array] = {"states": evidence.states} if (evidence.variables >= 0).any() else {}
-        given |= {"likelihoods": evidence.likelihoods} if (evidence.soft >= 0).any() else {}
-        for name, lines in given.items():
-            # Cases beyond the last one are computed as well, and nobody looks at them.
-            host[name][: lines.shape[0] * cases].reshape(-1, cases)[:, : len(rows)] = lines
-            yield name, lines.shape[0] * cases
+        # Cases beyond the last one are computed as well, and nobody looks at them.
+        yield "states", host["states"].size
+        if (evidence.soft >= 0).any():
+            count = evidence.likelihoods.shape[0]
+            host["likelihoods"][: count * cases].reshape(-1, cases)[:, : len(rows)] = evidence.likelihoods
+            yield "likelihoods", count * cases
         for name in ("variables", "numbers", "soft"):
             host[name][:] = getattr(evidence, name)
             yield name, host[name].size
