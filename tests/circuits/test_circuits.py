@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from junctor.circuits.compile import Circuit, compile_circuit
 from junctor.circuits.evaluate import CircuitProgram
 from junctor.circuits.limits import SearchLimits
+from junctor.circuits.sweeps import sweep
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.generate import grid, random_network, sample
@@ -25,6 +26,7 @@ from junctor.model.answers import IMPOSSIBLE, OK, Answers, table_bytes, unanswer
 from junctor.model.network import Factor, Network, Variable
 from junctor.model.query import Precision, Query
 from junctor.strategies.circuit import fixed_states
+from junctor_kernels.orders.sparse import moral_graph
 
 
 def answers_of(
@@ -126,6 +128,14 @@ def test_chains_side_by_side_are_swept() -> None:
     assert isinstance(found, Circuit)
     assert found.order.startswith("sweep")
     assert found.edges < 80_000
+
+
+def test_sweeps_go_either_way_behind_variables_without_neighbours() -> None:
+    pairs = np.array([3, 1, 1, 5, 5, 2])
+    graph = moral_graph(7, np.arange(0, 7, 2), pairs)
+    there, back = sweep(graph, np.diff(graph.starts) > 0)
+    assert there[:3].tolist() == back[:3].tolist() == [0, 4, 6]
+    assert {tuple(there[3:].tolist()), tuple(back[3:].tolist())} == {(3, 1, 5, 2), (2, 5, 1, 3)}
 
 
 def test_no_root_is_below_the_smallest() -> None:

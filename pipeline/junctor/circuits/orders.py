@@ -64,11 +64,9 @@ def orders_of(tables: TableStore, state: SearchState, threads: int = 1) -> Itera
     first = greedy_ones[0][1]
     yield from _smallest(greedy_ones, size, MOST_GREEDY, graph)
     kinds = CORES if len(graph.neighbours) <= LARGE else LARGE_CORES
-    swept = sweep(graph, live)
-    # From which end it goes makes a difference of two times.
-    yield from _smallest(
-        [("sweep", swept), ("sweep back", swept[::-1].copy())], size, 2 if kinds is CORES else 1, graph
-    )
+    # From which end a sweep goes makes a difference of two times.
+    sweeps = list(zip(("sweep", "sweep back"), sweep(graph, live), strict=True))
+    yield from _smallest(sweeps, size, 2 if kinds is CORES else 1, graph)
     cores = _cores(graph, live, weights, [bits for bits, _, _ in kinds])
     for (bits, seeds, most), (done, core) in zip(kinds, cores, strict=True):
         names = [f"dissection {seed} beyond {bits} bits" for seed in range(1, seeds + 1)]

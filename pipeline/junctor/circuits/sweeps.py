@@ -17,8 +17,8 @@ Floats = npt.NDArray[np.float64]
 ROUNDS = 20
 
 
-def sweep(graph: SparseGraph, live: npt.NDArray[np.bool_]) -> Ints:
-    """Return all variables from one end of each part of a graph to the other, those without neighbours first.
+def sweep(graph: SparseGraph, live: npt.NDArray[np.bool_]) -> tuple[Ints, Ints]:
+    """Return all variables from one end of each part of a graph to the other, and back; those without neighbours first.
 
     A variable lies between the two ends as its distances from them tell, and then amid its neighbours. The same on any
     machine: sums are made in the order of edges.
@@ -34,7 +34,9 @@ def sweep(graph: SparseGraph, live: npt.NDArray[np.bool_]) -> Ints:
     for _ in range(ROUNDS):
         middle = np.bincount(owners, weights=places[ends], minlength=n) / np.maximum(1, counts)
         places = np.where(live, (places + middle) / 2, 0.0)
-    return np.lexsort((np.arange(n), places, parts))
+    order = np.lexsort((np.arange(n), places, parts))
+    idle = n - int(live.sum())
+    return order, np.concatenate([order[:idle], order[idle:][::-1]])
 
 
 def _between_ends(graph: SparseGraph, start: int) -> tuple[list[int], Floats]:
