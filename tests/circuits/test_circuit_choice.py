@@ -112,6 +112,30 @@ def test_few_rows_of_which_zeros_leave_little_wait_for_no_plan(monkeypatch: pyte
     assert (engine.answer(batch).status == OK).all()
 
 
+def test_few_rows_whose_trees_fit_do_not_wait_for_those_that_do_not() -> None:
+    fit = np.array([True, True, False, True])
+    assert circuit_choice._quick(np.array([0.1, 0.2, 0.1, 5.0]), fit).tolist() == [True, True, False, False]
+    # More than a few seconds are for plans.
+    assert not circuit_choice._quick(np.full(20, 0.6), np.arange(20) > 0).any()
+    everyone = np.ones(4, dtype=bool)
+    assert circuit_choice._quick(np.full(4, 0.2), everyone).all()
+    assert not circuit_choice._quick(np.full(4, 0.3), everyone).any()
+
+
+def test_a_row_whose_tree_does_not_fit_gets_a_circuit_and_others_their_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = gates(24)
+    states = np.zeros((3, 24 * 24), dtype=np.int32)
+    states[np.arange(24 * 24)[None, :] % 24 > np.array([[0], [1], [2]])] = UNOBSERVED
+    states[2] = UNOBSERVED
+    states[2, ::25] = 0
+    batch = EvidenceBatch(3, {v: np.ascontiguousarray(states[:, v]) for v in range(24 * 24)})
+    monkeypatch.setattr(circuit_choice, "_fit", lambda works, batch, facts: np.array([True, True, False]))
+    engine = Engine(wide, Query(), options(1 << 30), expected_rows=3)
+    found = engine.answer(batch)
+    assert found.ways == {"row-trees": 2, "circuit": 1}
+    assert (found.status == OK).all()
+
+
 def test_more_decisions_are_allowed_to_longer_trees() -> None:
     found = [circuit_choice._decisions(seconds, 1e-4) for seconds in (0.1, 0.4, 1.0, 2.0, 20.0, 1e9, np.inf)]
     assert found == [0, 1000, 1000, 4000, 16000, 400_000, 400_000]

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from junctor.backends.row_work import RowWork, alone_seconds
 from junctor.circuits.limits import MOST_DECISIONS
@@ -20,10 +21,13 @@ from junctor.model.strategies import Rejected, Strategy
 from junctor.strategies.circuit import CircuitRows, gpu_row_seconds, is_for_gpu, program_of, row_seconds
 from junctor.strategies.facts import FEW_ROWS, SAMPLED, Facts
 
+Seconds = npt.NDArray[np.float64]
+
 # Share of entries above zero from which on a network has no zeros to speak of.
 DENSE = 0.9
-# Seconds of trees up to which nobody searches for a circuit, and of a row that are as good as none at all.
-LEAST_SECONDS, LONG_ROW = 1.0, 60.0
+# Seconds of trees up to which nobody searches for a circuit, and of a row that are as good as none at all; and of few
+# rows together, where trees of others do not fit and a plan for each pattern would be searched for.
+LEAST_SECONDS, LONG_ROW, FEW_SECONDS = 1.0, 60.0, 10.0
 # How many times faster than trees of rows alone a circuit has to be: plans and shared trees take less.
 GAIN = 4.0
 # Share of the seconds of trees that a search may take; fewer decisions are not worth a search.
@@ -39,13 +43,25 @@ def circuit_groups(batch: EvidenceBatch, facts: Facts) -> list[PatternGroup]:
         return []
     if CircuitRows().refuses(facts) is not None or facts.network.above_zero > DENSE:
         return []
-    rows = batch.answered
+    rows, groups = batch.answered, list[PatternGroup]()
     # Of few rows all are looked at: some may have trees that never end, and others next to none.
     works = _works(rows if len(rows) <= FEW_ROWS else spread(rows, SAMPLED), batch, facts)
     sampled = _tree_seconds(works, facts)
+    if facts.are_few(batch) and not facts.has_joint_table:
+        fit = _fit(works, batch, facts)
+        quick = _quick(sampled, fit)
+        if quick.any():
+            price = float(sampled[quick].sum())
+            groups.append(PatternGroup(NOBODY_LOOKED, rows[quick], 0, Strategy.ROW_TREES, price=price))
+        rows, sampled = rows[~quick], np.where(fit, sampled, math.inf)[~quick]
+        if not rows.size:
+            return groups
+    return groups + _circuits(rows, sampled, batch, facts)
+
+
+def _circuits(rows: Rows, sampled: Seconds, batch: EvidenceBatch, facts: Facts) -> list[PatternGroup]:
+    """Return groups of rows that circuits answer; sampled: seconds of the trees of some of them, or of all."""
     trees = float(sampled.mean()) * facts.to_come(batch, len(rows))
-    if trees < LEAST_SECONDS and facts.are_few(batch) and not facts.has_joint_table and _fit(works, batch, facts):
-        return [PatternGroup(NOBODY_LOOKED, rows, 0, Strategy.ROW_TREES, price=trees)]
     are_long = bool((sampled >= LONG_ROW).any())
     if facts.takes_gpu and not are_long:
         # Plans on a GPU are as much faster; whether they fit is not asked.
@@ -62,8 +78,18 @@ def circuit_groups(batch: EvidenceBatch, facts: Facts) -> list[PatternGroup]:
     if not are_long or facts.asks_gpu:
         return []
     # Rows whose trees take too long get circuits of their own.
-    wide = rows[_tree_seconds(_works(rows, batch, facts), facts) >= LONG_ROW]
+    every = sampled if len(sampled) == len(rows) else _tree_seconds(_works(rows, batch, facts), facts)
+    wide = rows[every >= LONG_ROW]
     return [_group(wide, len(wide) * facts.figures.circuits.row, trees)] if wide.size else []
+
+
+def _quick(seconds: Seconds, fit: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Return which of few rows get trees of their own at once: bool [rows]; fit: whether trees fit the memory."""
+    if fit.all():
+        return np.full(len(fit), seconds.sum() < LEAST_SECONDS)
+    quick = fit & (seconds < LEAST_SECONDS)
+    # Rows that are left to a plan for each pattern wait far longer.
+    return quick if seconds[quick].sum() < FEW_SECONDS else np.zeros(len(fit), dtype=bool)
 
 
 def gpu_answers(groups: Sequence[PatternGroup], batch: EvidenceBatch, facts: Facts) -> bool:
@@ -81,15 +107,15 @@ def _works(rows: Rows, batch: EvidenceBatch, facts: Facts) -> list[RowWork]:
     return facts.row_engine.works_alone(evidence_cells(batch), rows)
 
 
-def _tree_seconds(works: Sequence[RowWork], facts: Facts) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _tree_seconds(works: Sequence[RowWork], facts: Facts) -> Seconds:
     """Return the seconds of rows with trees of their own, whatever memory these take: float64 [rows]."""
     return np.array([_seconds(work, facts) for work in works])
 
 
-def _fit(works: Sequence[RowWork], batch: EvidenceBatch, facts: Facts) -> bool:
-    """Return True if trees of all rows fit the memory beside the answers to a batch."""
+def _fit(works: Sequence[RowWork], batch: EvidenceBatch, facts: Facts) -> npt.NDArray[np.bool_]:
+    """Return which trees fit the memory beside the answers to a batch: bool [rows]."""
     most = min(facts.row_engine.entries, facts.tree_entries(batch))
-    return all(work.room <= most for work in works)
+    return np.array([work.room <= most for work in works])
 
 
 def _seconds(work: RowWork, facts: Facts) -> float:
