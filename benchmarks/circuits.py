@@ -160,9 +160,13 @@ def measured(path: Path, asked: argparse.Namespace, folder: Path) -> Iterator[Fo
     (program, *_) = program.programs
     circuit = program.circuit
     yield {"edges": circuit.edges, "decisions": circuit.decisions, "order": circuit.order, "compile": seconds}
+    before: dict[str, float] = {}
     for precision in asked.precision:
+        rates = dict(before)
         for found in _rates(network, rows, precision, asked, store):
-            yield {"rates": found}
+            rates = before | found
+            yield {"rates": rates}
+        before = rates
     answers = engine.answer(rows.batch(0, min(rows.count, COMPARED)))
     peers = Peers(network, asked, folder, name)
     if "ganak" in asked.peers:
