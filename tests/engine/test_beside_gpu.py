@@ -25,6 +25,7 @@ from junctor.model.options import ComputeOptions
 from junctor.model.query import Query
 from junctor.model.strategies import Strategy
 from junctor.strategies import facts as planner
+from junctor.strategies.circuit import CircuitRows
 from junctor.strategies.cpu_blocks import BlocksRows
 from junctor.strategies.facts import Facts
 from junctor.strategies.gpu_blocks import GpuRows
@@ -87,6 +88,10 @@ def test_more_rows_to_come_are_worth_it(network: Network, monkeypatch: pytest.Mo
     engine = Engine(network, Query(), AUTO, expected_rows=EXPECTED)
     assert not engine.choice(batch).facts.takes_gpu
     engine.facts.expected_rows = 10**9
+    assert engine.uses_gpu(batch)
+    assert [route.circuit_on_gpu for route in engine.routes(batch)] == [True]
+    # Without a circuit by blocks of a plan.
+    monkeypatch.setattr(CircuitRows, "refuses", lambda *_: "there is none")
     assert engine.uses_gpu(batch)
     assert {route.strategy for route in engine.routes(batch)} == {Strategy.GPU_BLOCKS}
     # The cores alone are told.
