@@ -160,13 +160,11 @@ def measured(path: Path, asked: argparse.Namespace, folder: Path) -> Iterator[Fo
     (program, *_) = program.programs
     circuit = program.circuit
     yield {"edges": circuit.edges, "decisions": circuit.decisions, "order": circuit.order, "compile": seconds}
-    before: dict[str, float] = {}
+    rates: dict[str, float] = {}
     for precision in asked.precision:
-        rates = dict(before)
         for found in _rates(network, rows, precision, asked, store):
-            rates = before | found
+            rates |= found
             yield {"rates": rates}
-        before = rates
     answers = engine.answer(rows.batch(0, min(rows.count, COMPARED)))
     peers = Peers(network, asked, folder, name)
     if "ganak" in asked.peers:
@@ -282,7 +280,7 @@ class Peers:
         self._stem = folder / name
 
     def count(self, rows: Sequence[Mapping[int, int]], logs: np.ndarray) -> Found:
-        """Have Ganak count rows, and compare log P(e)."""
+        """Return the seconds of Ganak for P(e) of each row, and differences of log P(e)."""
         found: Found = {"seconds": [], "log_difference": []}
         for row, log in zip(rows, logs, strict=False):
             file = self._stem.with_suffix(".cnf")
@@ -295,7 +293,7 @@ class Peers:
         return found
 
     def evaluate(self, peer: str, program: CircuitProgram, rows: Evidence, answers: Answers) -> Found:
-        """Have a peer evaluate the circuit."""
+        """Return the rows a second of a peer with the same circuit, and differences of answers."""
         file = self._stem.with_suffix(".npz")
         np.savez(file, **circuit_of(self._network, program, rows, answers))
         options = "--device", self._asked.peer_device, "--seconds", str(self._asked.seconds)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from junctor_kernels.circuits.evaluate import Parents
 from junctor_kernels.circuits.nodes import FlatCircuit
+from junctor_kernels.cpu.jit import loops
 from junctor_kernels.gpu import blocks
 from junctor_kernels.gpu.blocks import WARP, BlockLaunch
 from junctor_kernels.gpu.device import KernelModule, cuda_source
@@ -74,13 +75,18 @@ def layers_of(circuit: FlatCircuit, parents: Parents) -> Layers:
 
 def _heights(starts: npt.NDArray[Any], others: npt.NDArray[Any], reverse: bool = False) -> npt.NDArray[np.int64]:
     """Return the longest way from each node to one that needs none: int64 [nodes]; others: that each needs."""
-    # Nodes need those before them alone, or those behind them.
-    found = [0] * (len(starts) - 1)
-    begins, needed = starts.tolist(), others.tolist()
-    for node in reversed(range(len(found))) if reverse else range(len(found)):
-        for edge in range(begins[node], begins[node + 1]):
-            found[node] = max(found[node], found[needed[edge]] + 1)
-    return np.array(found, dtype=np.int64)
+    found = np.zeros(len(starts) - 1, dtype=np.int64)
+    _count_steps(starts, others, reverse, found)
+    return found
+
+
+@loops
+def _count_steps(starts: Any, others: Any, reverse: bool, found: Any) -> None:
+    """Write the longest ways; nodes need those before them alone, or with `reverse` those behind them."""
+    for i in range(found.size):
+        node = found.size - 1 - i if reverse else i
+        for edge in range(starts[node], starts[node + 1]):
+            found[node] = max(found[node], found[others[edge]] + 1)
 
 
 def _launches(

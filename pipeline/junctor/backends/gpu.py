@@ -26,12 +26,13 @@ from junctor_kernels.gpu.device import DeviceArray
 from junctor_kernels.tables.reference import multiplied
 
 from junctor.backends.gpu_items import closing_of
-from junctor.backends.gpu_plan import ALIGNED, ANSWERS, IN_FLIGHT, GpuBlocks, Shapes, bytes_of
+from junctor.backends.gpu_plan import ANSWERS, IN_FLIGHT, GpuBlocks, Shapes, bytes_of
 from junctor.backends.lowering import LoweredPlan, constants_of
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock, Program, doubtful_rows
 from junctor.cost.dataset import MeasuredDevice
 from junctor.cost.model import CostModel, local_cost_models
 from junctor.model.answers import Answers, Scores, sources_of
+from junctor.planning.first_fit import aligned
 
 # Of each case: the constant factors as numbers and exponents, float64 [2, cases], and [SUMS, cases] beside posteriors.
 _Found = tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]
@@ -131,7 +132,7 @@ class GpuProgram(GpuBlocks):
             arrays = {}
             for name, (shape, kind) in shapes.items():
                 arrays[name] = self.device.place(start, shape, kind)
-                start += -(-bytes_of({name: (shape, kind)}) // ALIGNED) * ALIGNED
+                start += aligned(bytes_of({name: (shape, kind)}))
             return arrays
 
         self._arrays |= place(self._shapes(max(1, lowering.arena_rows), self.cases))

@@ -27,7 +27,7 @@ from junctor.backends.register_tiles import Shapes as TileShapes
 from junctor.cost.features.plans import plan_work
 from junctor.cost.features.registry import BACKENDS
 from junctor.cost.model import CostModel, gpu_prices
-from junctor.planning.first_fit import arena
+from junctor.planning.first_fit import ALIGNED, arena
 from junctor.planning.levels import LaunchLevels, stages_of
 from junctor.planning.plan import Plan
 
@@ -45,8 +45,6 @@ TRACED_TOGETHER = 1 << 15
 BLOCKS, BLOCK_BYTES = 4, 350_000_000
 # Numbers of states, as the kernels read them.
 STATES = np.int16
-# Arrays begin at multiples of so many bytes.
-ALIGNED = 256
 
 # Arrays that answers are written from.
 ANSWERS = ("posteriors", "explained")

@@ -72,7 +72,7 @@ class CircuitProgram:
     def __init__(self, network: Network, circuit: Circuit, targets: Collection[int] | None = None) -> None:
         self.network = network
         self.circuit = circuit
-        self._targets_of_it = None if targets is None else frozenset(targets)
+        self._own_targets = None if targets is None else frozenset(targets)
         starts = first_indicators(network)
         numbers = circuit.flat.indicators
         # A number that stands for no state is always 1.
@@ -295,7 +295,7 @@ class CircuitProgram:
 
     def _is_free(self, target: int) -> bool:
         """Return True for a target whose posteriors come from the circuit."""
-        return target not in self._fixed and (self._targets_of_it is None or target in self._targets_of_it)
+        return target not in self._fixed and (self._own_targets is None or target in self._own_targets)
 
     def _leave(self, rows: Rows, answers: Answers) -> None:
         if rows.size:

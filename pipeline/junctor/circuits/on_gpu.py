@@ -18,14 +18,13 @@ from junctor_kernels.gpu.device import DeviceArray
 
 from junctor.evidence.batch import Rows
 from junctor.model.answers import Answers
+from junctor.planning.first_fit import ALIGNED, aligned
 
 # Blocks on their way at once, and cases of one: more gain nothing.
 IN_FLIGHT = 2
 MOST_CASES = 1 << 14
 # Blocks of a batch, which overlap, as long as each has so many cases: fewer leave multiprocessors idle.
 BLOCKS, FULL_CASES = 4, 1 << 12
-# Arrays begin at multiples of so many bytes.
-ALIGNED = 256
 
 Array = npt.NDArray[Any]
 # Lines of cases, and the format of their numbers.
@@ -125,7 +124,7 @@ class GpuCircuit:
         arrays = {}
         for name, (lines, dtype) in shapes.items():
             arrays[name] = self.device.place(self._start, (max(1, lines) * self.cases,), dtype)
-            self._start += -(-max(1, lines) * self.cases * np.dtype(dtype).itemsize // ALIGNED) * ALIGNED
+            self._start += aligned(max(1, lines) * self.cases * np.dtype(dtype).itemsize)
         return arrays
 
 
