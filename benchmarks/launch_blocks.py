@@ -28,7 +28,6 @@ from junctor.backends import gpu
 from junctor.backends import gpu_plan as gpu_blocks
 from junctor.backends import register_tiles as tiles
 from junctor.backends.evidence_blocks import block_of
-from junctor.backends.gpu_plan import SMALL_SHAPES, TILE_SHAPES
 from junctor.backends.lowering import LoweredPlan
 from junctor.backends.numpy import Program
 from junctor.backends.register_tiles import Shapes
@@ -38,6 +37,7 @@ from junctor.calibration.harness import save
 from junctor.cost.dataset import Measured, MeasuredDevice
 from junctor.evidence.batch import EvidenceBatch
 from junctor.runtime.threads import in_threads
+from junctor_kernels.gpu.blocks import SMALL_SHAPES, TILE_SHAPES
 from junctor_kernels.tables.reference import DOUBLE, SINGLE
 
 # Bytes of evidence and answers on their way.

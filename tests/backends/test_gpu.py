@@ -21,8 +21,10 @@ from junctor.backends.gpu import GpuProgram, _Place
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock, Program
 from junctor.backends.plan_memory import ProgramCache
 from junctor.calibration import blocks as tuning
+from junctor.cost.dataset import MeasuredDevice
 from junctor.cost.features.gpu_stages import CaseParallel, EntryParallel
 from junctor.cost.features.registry import BACKENDS
+from junctor.cost.model import local_cost_models
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.generate import hmm, layered, sample
@@ -34,6 +36,7 @@ from junctor.planning.compile import compile_plan
 from junctor.planning.shape import Pattern, shape_of
 from junctor.strategies import number_ladder as blocks
 from junctor_kernels.gpu import blocks as gpu
+from junctor_kernels.gpu.device import KernelModule
 from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE, Algebra
 from junctor_kernels.tables.scores import score
 
@@ -362,7 +365,7 @@ def test_memory_of_the_host_is_counted_and_given_back(device: Callable[[], gpu.B
 
 
 @ON
-@pytest.mark.parametrize(("rows", "shapes"), [(2048, gpu_blocks.SMALL_SHAPES), (2100, gpu_blocks.TILE_SHAPES)])
+@pytest.mark.parametrize(("rows", "shapes"), [(2048, gpu.SMALL_SHAPES), (2100, gpu.TILE_SHAPES)])
 def test_small_blocks_have_small_tiles(
     device: Callable[[], gpu.BlockDevice], rows: int, shapes: tuple[tuple[int, int], ...]
 ) -> None:
@@ -372,6 +375,19 @@ def test_small_blocks_have_small_tiles(
     )
     on_gpu = GpuProgram(program, rows, opened(device), host=1 << 24)
     assert on_gpu.tile_shapes() == shapes
+    assert on_gpu.kernels is (gpu.SMALL_TILES if shapes == gpu.SMALL_SHAPES else gpu.ALL_TILES)
+
+
+@pytest.mark.parametrize(
+    ("states", "rows", "kernels"),
+    [(2, 1, gpu.FEW_CASES), (2, 5000, gpu.SMALL_TILES), (3, 2000, gpu.SMALL_TILES), (3, 5000, gpu.ALL_TILES)],
+)
+def test_a_plan_compiles_the_tiles_that_it_has(states: int, rows: int, kernels: KernelModule) -> None:
+    network = layered(layers=4, width=3, states=states, parents=1, seed=2)
+    pattern = Pattern(frozenset([0]), frozenset())
+    program = Program(compile_plan(shape_of(network), pattern, None, False, 1), network, SINGLE)
+    speeds = local_cost_models().gpu(MeasuredDevice("NVIDIA H200", {}))
+    assert gpu_blocks.GpuBlocks(program, rows, 1 << 30, 1 << 24, speeds).kernels is kernels
 
 
 @ON

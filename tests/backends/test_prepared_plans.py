@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from junctor import generate
 from junctor.backends import prepared_plans
 from junctor.backends import register_tiles as tiles
-from junctor.backends.gpu_plan import TILE_SHAPES
 from junctor.backends.lowering import LoweredPlan, Lowering, NumberTables
 from junctor.backends.numpy import Program
 from junctor.backends.prepared_plans import LOWERED, NUMBERS, PLAN, Section, kept_numbers, kept_plan, lowered
@@ -36,6 +35,7 @@ from junctor.planning.compile import compile_plan
 from junctor.planning.plan import Plan
 from junctor.planning.shape import Pattern, shape_of
 from junctor.runtime.cache import Cache, user_cache
+from junctor_kernels.gpu.blocks import TILE_SHAPES
 from junctor_kernels.tables import reference
 from junctor_kernels.tables.reference import Algebra
 

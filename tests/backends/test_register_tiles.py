@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.backends import register_tiles as tiles
-from junctor.backends.gpu_plan import SMALL_SHAPES, TILE_SHAPES
 from junctor.backends.sparsity import NonzeroSupport
+from junctor_kernels.gpu.blocks import SMALL_SHAPES, TILE_SHAPES
 from junctor_kernels.tables.axes import Contraction, contraction
 
 

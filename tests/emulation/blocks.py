@@ -51,9 +51,11 @@ class EmulatedDevice:
         for host, array in copies:
             array.reshape(-1).view(np.uint8)[: host.nbytes] = host.reshape(-1).view(np.uint8)
 
-    def write_answers(self, work: gpu.LaunchList, kernel: str, blocks: int, array: Any, host: npt.NDArray[Any]) -> None:
-        run = ctypes.c_void_p(work.run.ctypes.data)
-        library(work.algebra, work.kernels).launch_write(kernel.encode(), run, blocks, gpu.WRITE_THREADS)
+    def write_answers(
+        self, work: gpu.LaunchList, writer: gpu.Writer, blocks: int, array: Any, host: npt.NDArray[Any]
+    ) -> None:
+        run, kernels = ctypes.c_void_p(work.run.ctypes.data), library(work.algebra, writer.kernels)
+        kernels.launch_write(kernels[writer.name], run, blocks, gpu.WRITE_THREADS)
         host.reshape(-1).view(np.uint8)[...] = array.reshape(-1).view(np.uint8)[: host.nbytes]
 
     def mark(self) -> None:
@@ -81,7 +83,7 @@ class Launches:
         for launch in [launch for stage in self._work.stages for launch in stage]:
             (x, y), threads = gpu.grid(launch, self._work.chunks)
             run = ctypes.c_void_p(self._work.run.ctypes.data)
-            self._library.launch(launch.kernel.encode(), run, launch.first, x, y, threads)
+            self._library.launch(self._library[launch.kernel], run, launch.first, x, y, threads)
 
 
 def aligned(array: npt.NDArray[Any]) -> Any:
@@ -95,7 +97,7 @@ def aligned(array: npt.NDArray[Any]) -> Any:
 
 
 @cache
-def library(algebra: str, kernels: KernelModule = gpu.KERNELS) -> ctypes.CDLL:
+def library(algebra: str, kernels: KernelModule) -> ctypes.CDLL:
     """Compile the kernels in an algebra."""
     after = "circuits_launch.h" if kernels is circuits.KERNELS else "blocks_launch.h"
     return built((HERE / "blocks.h").read_text(), kernels.text(algebra), (HERE / after).read_text())

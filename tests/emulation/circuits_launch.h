@@ -1,10 +1,6 @@
 
 // Launches of the kernels in the source above, whose threads never wait for each other.
-extern "C" void launch(const char *name, const Run *given, int first, int blocks_x, int blocks_y, int threads) {
-    void (*kernel)(int) = nullptr;
-    if (!std::strcmp(name, "indicate")) kernel = indicate;
-    if (!std::strcmp(name, "add_and_multiply")) kernel = add_and_multiply;
-    if (!std::strcmp(name, "hand_down")) kernel = hand_down;
+extern "C" void launch(void (*kernel)(int), const Run *given, int first, int blocks_x, int blocks_y, int threads) {
     run = *given;
     blockDim.x = threads, gridDim.x = blocks_x, gridDim.y = blocks_y;
     for (blockIdx.y = 0; blockIdx.y < blocks_y; blockIdx.y++)
@@ -12,8 +8,7 @@ extern "C" void launch(const char *name, const Run *given, int first, int blocks
             for (threadIdx.x = 0; threadIdx.x < threads; threadIdx.x++) kernel(first);
 }
 
-extern "C" void launch_write(const char *name, const Run *given, int blocks, int threads) {
-    void (*kernel)(const Run *) = !std::strcmp(name, "write_single") ? write_single : write_double;
+extern "C" void launch_write(void (*kernel)(const Run *), const Run *given, int blocks, int threads) {
     // Those of the next block may be there by now.
     std::memset(&run, 0, sizeof run);
     in_turn(blocks, threads, [&] { kernel(given); });

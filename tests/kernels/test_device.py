@@ -292,7 +292,7 @@ def test_a_lack_of_memory_for_a_graph_is_one(monkeypatch: pytest.MonkeyPatch) ->
     def capture(*_: Any) -> None:
         raise RuntimeError("CUDA_ERROR_OUT_OF_MEMORY: out of memory")
 
-    device, work = CudaBlockDevice(0, 1 << 20), blocks.LaunchList("double", None, None, [], 1)
+    device, work = CudaBlockDevice(0, 1 << 20), blocks.LaunchList("double", None, None, [], 1, blocks.FEW_CASES)
     monkeypatch.setattr(CudaDevice, "capture", capture)
     with pytest.raises(MemoryError, match="out of memory"):
         device.replay(work)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from types import ModuleType
+from collections.abc import Callable
 
 import pytest
 from emulation.nvrtc import ARCHITECTURES, compiles
@@ -13,8 +13,16 @@ from junctor_kernels.gpu import blocks as gpu
 from junctor_kernels.gpu import early_launch, reserved
 from junctor_kernels.gpu import entries as entries_gpu
 from junctor_kernels.gpu.blocks import BlockLaunch, grid
+from junctor_kernels.gpu.device import KernelModule
 
-# The compiler takes up to half a minute for each.
+# What a run with blocks may compile; of these all tiles take the compiler up to half a minute, the rest a few seconds.
+MODULES = {
+    "few": gpu.FEW_CASES,
+    "small": gpu.SMALL_TILES,
+    "all": gpu.ALL_TILES,
+    "answers": gpu.ANSWERS,
+    "scores": gpu.SCORES,
+}
 SINGLE = [pytest.param(each, "single", marks=[pytest.mark.slow] if each != "sm_90" else []) for each in ARCHITECTURES]
 
 
@@ -22,9 +30,41 @@ DOUBLE, LOG = (pytest.param("sm_90", algebra, marks=pytest.mark.slow) for algebr
 MAXIMA = [pytest.param("sm_90", algebra, marks=pytest.mark.slow) for algebra in ("max", "max-single")]
 
 
+@pytest.mark.parametrize("kernels", MODULES)
 @pytest.mark.parametrize(("architecture", "algebra"), [*SINGLE, DOUBLE, LOG, MAXIMA[0]])
-def test_kernels_compile(architecture: str, algebra: str) -> None:
-    compiles(gpu.source(algebra), architecture)
+def test_kernels_compile(architecture: str, algebra: str, kernels: str) -> None:
+    compiles(MODULES[kernels].text(algebra), architecture)
+
+
+@pytest.mark.parametrize("algebra", ["single", "double", "log", "max"])
+def test_every_kernel_is_in_the_module_that_launches_it(algebra: str) -> None:
+    explains = algebra == "max"
+    for kernels, names in (
+        (gpu.FEW_CASES, ["propagate_few", *[gpu.TRACE_FEW] * explains]),
+        (gpu.SMALL_TILES, ["contract_many", "rest_many", *[gpu.TRACE_MANY, gpu.TRACE_SOME] * explains]),
+        (gpu.ALL_TILES, ["contract_many", "rest_many", *[gpu.TRACE_MANY, gpu.TRACE_SOME] * explains]),
+    ):
+        assert kernels_of(kernels, algebra) == names
+    writers = [gpu.WRITE_STATES] if explains else [*gpu.WRITERS.values(), *gpu.SCORERS.values()]
+    assert all(writer.name in kernels_of(writer.kernels, algebra) for writer in writers)
+
+
+def kernels_of(kernels: KernelModule, algebra: str) -> list[str]:
+    text = kernels.text(algebra)
+    if algebra != "max":
+        text = re.sub(r"#ifdef MAXIMA\n.*?#endif", "", text, flags=re.DOTALL)
+    return re.findall(r"__global__ void __launch_bounds__\([^)]*\) (\w+)", text)
+
+
+def test_contractions_are_compiled_for_the_tiles_that_a_module_has() -> None:
+    found = [
+        re.findall(r"TILES\((\d), (\d)\)", kernels.text("single").split("EVERY_TILE", 1)[1].split("\n", 1)[0])
+        for kernels in (gpu.SMALL_TILES, gpu.ALL_TILES)
+    ]
+    shapes = [[(int(lines), int(entries)) for lines, entries in tiles] for tiles in found]
+    assert shapes == [[*gpu.SMALL_SHAPES], [*gpu.TILE_SHAPES]]
+    # What small blocks have, a block has too whose tables happen to need no other.
+    assert set(gpu.SMALL_SHAPES) < set(gpu.TILE_SHAPES)
 
 
 @pytest.mark.parametrize(("architecture", "algebra"), [*SINGLE, DOUBLE, LOG, *MAXIMA])
@@ -37,13 +77,19 @@ def test_kernels_of_circuits_compile(numbers: str) -> None:
     compiles(circuits_gpu.source(numbers), "sm_90")
 
 
-@pytest.mark.parametrize("kernels", [gpu, circuits_gpu])
-def test_the_source_has_every_field_in_order(kernels: ModuleType) -> None:
-    text = kernels.source("single")
+@pytest.mark.parametrize(
+    ("source", "fields"),
+    [
+        *((kernels.source, gpu.FIELDS) for kernels in MODULES.values()),
+        (circuits_gpu.source, circuits_gpu.FIELDS),
+    ],
+)
+def test_the_source_has_every_field_in_order(source: Callable[[str], str], fields: tuple[str, ...]) -> None:
+    text = source("single")
     body = text[text.index("struct Run {") : text.index("};", text.index("struct Run {"))]
     # Names before "," or ";", whatever their types are.
     names = re.findall(r"(\w+)\s*[,;]", body)
-    assert tuple(names) == kernels.FIELDS
+    assert tuple(names) == fields
 
 
 def test_grids_cover_all_items_and_cases() -> None:

@@ -15,7 +15,7 @@ from junctor_kernels.circuits.evaluate import Parents
 from junctor_kernels.circuits.nodes import FlatCircuit
 from junctor_kernels.cpu.jit import loops
 from junctor_kernels.gpu import blocks
-from junctor_kernels.gpu.blocks import WARP, BlockLaunch
+from junctor_kernels.gpu.blocks import WARP, BlockLaunch, Writer
 from junctor_kernels.gpu.device import KernelModule, cuda_source
 
 # The fields of the struct `Run`, in its order: addresses, then numbers.
@@ -41,6 +41,8 @@ def source(numbers: str) -> str:
 
 
 KERNELS = KernelModule(source)
+# Kernels that write posteriors, by the bytes of a number.
+WRITERS = {4: Writer(KERNELS, "write_single"), 8: Writer(KERNELS, "write_double")}
 
 
 def record(fields: Mapping[str, int]) -> npt.NDArray[np.int64]:

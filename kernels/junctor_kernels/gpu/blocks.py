@@ -46,11 +46,8 @@ CLOSING_COLUMNS = 5
 # row there, its states, and those of all targets before.
 TARGET_COLUMNS = 4
 FOUND, OBSERVED_STATE, SETTLED = range(3)
-# Kernels that write answers, by the bytes of a number: posteriors, or scores made of them.
-WRITERS = {4: "write_single", 8: "write_double"}
-SCORERS = {4: "score_single", 8: "score_double"}
-# Kernels that trace explanations back, of many cases, of some and of few, and the one that writes them.
-TRACE_MANY, TRACE_SOME, TRACE_FEW, WRITE_STATES = "trace_many", "trace_some", "trace_few", "write_states"
+# Kernels that trace explanations back, of many cases, of some and of few.
+TRACE_MANY, TRACE_SOME, TRACE_FEW = "trace_many", "trace_some", "trace_few"
 # Parts in which the results of many cases are found.
 PARTS = 16
 # Terms that are added up before they join the sum: rounding grows with this plus R over this, not with R.
@@ -74,6 +71,10 @@ WARP = 32
 _TRACED_BY = {TRACE_MANY: 1, TRACE_SOME: TRACE_LANES, TRACE_FEW: WARP}
 # Operands that a contraction may have.
 MOST_OPERANDS = 32
+# Tiles that contractions of many cases may have: lines, and entries of a line. Compilers take seconds for all of them,
+# and hardly one for the small ones, which small blocks have, and tables of two states.
+TILE_SHAPES = (*((1, n) for n in range(2, 9)), (2, 2), (2, 3), (2, 4), (3, 2), (3, 3), (4, 2))
+SMALL_SHAPES = ((1, 2), (2, 2))
 # Cases that a warp takes at once: 16 bytes for each of its lanes.
 LANE_BYTES = 16
 # Share of the memory of a device that work may take by default, and of what is free at the most: the driver and lowered
@@ -123,21 +124,48 @@ _HERE = (
     *("WRITE_THREADS", "WRITE_SHARE", "WRITE_CASES", "SCORE_SHARE", "SCORE_PLACES", "MOST_PLACES"),
     *("TRACE_THREADS", "TRACE_LANES"),
 )
-# The files of the source in their order: what propagates a block, and what its answers are made of.
-_FILES = ("numbers.cu", "common.cu", "algebra.cu", "scales.cu", "tables.cu", "few.cu", "many.cu")
-_ANSWER_FILES = ("answers.cu", "scores.cu")
 
 
-def source(algebra: str) -> str:
-    """Return the CUDA C++ source of all kernels in an algebra: "single", "double", "log", or "max" for explanations.
+def few_source(algebra: str) -> str:
+    """Return the CUDA C++ source of what propagates few cases, in an algebra: "single", "double", "log" or "max".
 
-    Logarithms, of which "max" takes the largest sum, are in double precision.
+    The last is for explanations: the largest sum of logarithms. Both kinds of logarithms are in double precision.
     """
+    return _propagation(algebra, "few.cu")
+
+
+def many_source(algebra: str, shapes: Sequence[tuple[int, int]] = TILE_SHAPES) -> str:
+    """Return the source of what propagates many cases, in an algebra of `few_source`; shapes: of tiles."""
+    tiles = " ".join(f"TILES({lines}, {entries})" for lines, entries in shapes)
+    return _propagation(algebra, "many.cu", f"#define EVERY_TILE {tiles}")
+
+
+def small_source(algebra: str) -> str:
+    """Return the same with small tiles alone."""
+    return many_source(algebra, SMALL_SHAPES)
+
+
+def answers_source(algebra: str) -> str:
+    """Return the source of what writes posteriors, or explanations in "max"."""
+    return _source(algebra, *(["states.cu"] if algebra == "max" else ["posterior.cu", "answers.cu"]))
+
+
+def scores_source(algebra: str) -> str:
+    """Return the source of what writes scores."""
+    return _source(algebra, "posterior.cu", "scores.cu", macros=_score_constants())
+
+
+def _propagation(algebra: str, kernels: str, *macros: str) -> str:
+    """Return the source of kernels for few cases or many, behind what both have."""
+    logs, explains = algebra in ("log", "max"), algebra == "max"
+    files = ("algebra.cu", "scales.cu", "tables.cu", *["traceback.cu"] * explains, kernels)
+    return _source(algebra, *files, macros=["#define LOGS"] * logs + ["#define MAXIMA"] * explains + [*macros])
+
+
+def _source(algebra: str, *files: str, macros: Sequence[str] = ()) -> str:
     constants = {name: getattr(layout, name) for name in _NAMES}
     constants |= {name: globals()[name] for name in _HERE} | {"NO_STATE": scores.NO_STATE}
-    explains, logs = algebra == "max", algebra in ("log", "max")
-    files = [*_FILES, *(["traceback.cu"] if explains else _ANSWER_FILES)]
-    macros = ["#define LOGS"] * logs + ["#define MAXIMA"] * explains + _score_constants()
+    files = ("numbers.cu", "common.cu", *files)
     return cuda_source(files, constants, double=algebra != "single", before="\n".join(macros))
 
 
@@ -153,7 +181,22 @@ def _score_constants() -> list[str]:
     ]
 
 
-KERNELS = KernelModule(source)
+# What a run compiles when it needs it. What propagates a block is in one of the first three: each has its own `run`.
+FEW_CASES, SMALL_TILES, ALL_TILES = KernelModule(few_source), KernelModule(small_source), KernelModule(many_source)
+ANSWERS, SCORES = KernelModule(answers_source), KernelModule(scores_source)
+
+
+class Writer(NamedTuple):
+    """A kernel that writes answers, and those that it is compiled with."""
+
+    kernels: KernelModule
+    name: str
+
+
+# By the bytes of a number: posteriors, or scores made of them; and explanations.
+WRITERS = {4: Writer(ANSWERS, "write_single"), 8: Writer(ANSWERS, "write_double")}
+SCORERS = {4: Writer(SCORES, "score_single"), 8: Writer(SCORES, "score_double")}
+WRITE_STATES = Writer(ANSWERS, "write_states")
 
 
 def run_record(fields: Mapping[str, int]) -> npt.NDArray[np.int64]:
@@ -180,7 +223,8 @@ class LaunchList(NamedTuple):
     """The work of a plan on a block of cases, as often as wanted.
 
     run: bytes of the struct `Run`. cleared: an array that is set to zero first, if one is. stages: one after the other.
-    chunks: of cases, as many as a warp takes at once. kernels: that are launched.
+    chunks: of cases, as many as a warp takes at once. kernels: that are launched; they are one module, as they read one
+    `run`.
     """
 
     algebra: str
@@ -188,7 +232,7 @@ class LaunchList(NamedTuple):
     cleared: DeviceArray | None
     stages: Sequence[Stage]
     chunks: int
-    kernels: KernelModule = KERNELS
+    kernels: KernelModule
 
 
 class Replay(Protocol):
@@ -241,12 +285,12 @@ class BlockDevice(Protocol):
         """Enqueue copies from the host to the beginnings of arrays."""
 
     def write_answers(
-        self, work: LaunchList, kernel: str, blocks: int, array: DeviceArray, host: npt.NDArray[Any]
+        self, work: LaunchList, writer: Writer, blocks: int, array: DeviceArray, host: npt.NDArray[Any]
     ) -> None:
         """Enqueue the kernel that writes a block's posteriors to the answers, or scores made of them, and a copy.
 
         work: with the struct `Run`, which tells where they are.
-        kernel: of WRITERS or SCORERS, or WRITE_STATES.
+        writer: of WRITERS or SCORERS, or WRITE_STATES.
         blocks: of threads.
         array, host: the beginning of an array is copied to the host.
         """
@@ -364,11 +408,11 @@ class CudaBlockDevice(CudaDevice):
         self._work.wait_event(self._in.record(self.event()))
 
     def write_answers(
-        self, work: LaunchList, kernel: str, blocks: int, array: DeviceArray, host: npt.NDArray[Any]
+        self, work: LaunchList, writer: Writer, blocks: int, array: DeviceArray, host: npt.NDArray[Any]
     ) -> None:
         """Enqueue the kernel that writes a block's answers, and a copy, behind the kernels enqueued so far."""
         self._out.wait_event(self._work.record(self.event()))
-        function = work.kernels.function(self, kernel, work.algebra)
+        function = writer.kernels.function(self, writer.name, work.algebra)
         self.launch_kernel(function, (blocks,), WRITE_THREADS, (work.run,), self._out)
         self.copy_bytes(host.ctypes.data, self.address(array), host.nbytes, self._out, TO_HOST)
 

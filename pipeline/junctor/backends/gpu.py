@@ -192,7 +192,12 @@ class _Place:
         self.run = self._device.put(self._record)
         chunks = program.cases // program.chunk if program.many else 1
         self.work = LaunchList(
-            program._program.algebra.name, self.run, program._arrays["extremes"], program.stages, chunks
+            program._program.algebra.name,
+            self.run,
+            program._arrays["extremes"],
+            program.stages,
+            chunks,
+            program.kernels,
         )
         self.replay = self._device.replay(self.work)
 
@@ -235,12 +240,12 @@ class _Place:
             device.upload((self._record, self.run), *copies)
             self.replay.start()
             if isinstance(answers, Scores):
-                kernel, blocks = SCORERS[answers.entropies.itemsize], SCORE_BLOCKS
+                writer, blocks = SCORERS[answers.entropies.itemsize], SCORE_BLOCKS
             elif answers.memory is None:
-                kernel, blocks = WRITE_STATES, WRITE_BLOCKS
+                writer, blocks = WRITE_STATES, WRITE_BLOCKS
             else:
-                kernel, blocks = WRITERS[answers.memory.itemsize], WRITE_BLOCKS
-            device.write_answers(self.work, kernel, blocks, self._arrays["found"], found)
+                writer, blocks = WRITERS[answers.memory.itemsize], WRITE_BLOCKS
+            device.write_answers(self.work, writer, blocks, self._arrays["found"], found)
             mark = device.mark()
         # While the device is at work.
         logs = not self._program.explains if self._program._program.algebra.logs else None

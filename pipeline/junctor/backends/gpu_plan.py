@@ -6,17 +6,23 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.cpu.bytecode import SUMS
+from junctor_kernels.cpu.bytecode import HOW, KIND, LINES_OF_TILE, PRODUCTS, REDUCE, SIZE, SUMS
 from junctor_kernels.gpu.blocks import (
+    ALL_TILES,
+    FEW_CASES,
     LANE_BYTES,
     MOST_OPERANDS,
     PARTS,
+    SMALL_SHAPES,
+    SMALL_TILES,
+    TILE_SHAPES,
     TRACE_FEW,
     TRACE_MANY,
     TRACE_SOME,
     WARP,
     BlockLaunch,
 )
+from junctor_kernels.gpu.device import KernelModule
 from junctor_kernels.tables.reference import MAX_LOG, Algebra
 
 from junctor.backends.gpu_items import Schedule, items_of, too_many_operands
@@ -31,10 +37,9 @@ from junctor.planning.first_fit import ALIGNED, arena
 from junctor.planning.levels import LaunchLevels, stages_of
 from junctor.planning.plan import Plan
 
-# Lines that a tile may have, and entries of a line. Where a block has few chunks of cases tiles are small: a warp is
-# through with its item sooner, and there are more of them, which is worth more than rows that are read less often.
-TILE_SHAPES = (*((1, n) for n in range(2, 9)), (2, 2), (2, 3), (2, 4), (3, 2), (3, 3), (4, 2))
-SMALL_SHAPES, SMALL_BLOCK = ((1, 2), (2, 2)), 1 << 11
+# Cases of a block, up to which tiles are small: a warp is through with its item sooner, and there are more of them,
+# which is worth more than rows that are read less often.
+SMALL_BLOCK = 1 << 11
 # Blocks on their way at once: one is computed while another is brought in or taken out. A third one gains nothing.
 IN_FLIGHT = 2
 # Cases of a block: more gain nothing, fewer leave multiprocessors idle.
@@ -69,8 +74,8 @@ class GpuBlocks:
     room: bytes that blocks may take of the device. host: bytes that evidence and answers on their way may take in this
     process. speeds: of the device, by which choices go. Few cases spread over the threads of entries and terms, many
     (`many`) over threads of their own, a `chunk` at a time. explains: whether they get explanations. stages: launches
-    of a block; work: counts of it, FEW_WORK or MANY_WORK. Raises MemoryError where a single case does not fit, and
-    OverflowError where a table has more entries than the kernels count.
+    of a block, of some `kernels`; work: counts of it, FEW_WORK or MANY_WORK. Raises MemoryError where a single case
+    does not fit, and OverflowError where a table has more entries than the kernels count.
     """
 
     def __init__(self, program: Program, rows: int, room: int, host: int, speeds: CostModel) -> None:
@@ -91,6 +96,7 @@ class GpuBlocks:
         self._lowered = self._lower(places)
         if too_many_operands(self._lowered.code, self.many):
             raise OverflowError(f"a product of more than {MOST_OPERANDS} tables is more than the GPU kernels take")
+        self.kernels = self._kernels(self._lowered) if self.many else FEW_CASES
         self._items, self.stages, self.work = self._schedule(self._lowered, stages)
 
     def seconds(self, rows: int) -> float:
@@ -109,6 +115,14 @@ class GpuBlocks:
         if not self.many:
             return ()
         return SMALL_SHAPES if self.cases <= SMALL_BLOCK else TILE_SHAPES
+
+    def _kernels(self, plan: LoweredPlan) -> KernelModule:
+        """Return the kernels for many cases that have the tiles of the plan."""
+        steps = plan.code.steps
+        tiled = steps[(steps[:, KIND] == REDUCE) & (steps[:, HOW] != PRODUCTS)]
+        lines, entries = tiled[:, LINES_OF_TILE], tiled[:, SIZE] // tiled[:, LINES_OF_TILE]
+        is_small = set(zip(lines.tolist(), entries.tolist(), strict=True)) <= set(SMALL_SHAPES)
+        return SMALL_TILES if is_small else ALL_TILES
 
     def _schedule(self, plan: LoweredPlan, stages: LaunchLevels) -> Schedule:
         """Return the items of a block and its launches."""

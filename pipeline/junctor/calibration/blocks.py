@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.gpu.blocks import FIELDS, BlockDevice, LaunchList
+from junctor_kernels.gpu.blocks import FIELDS, BlockDevice
 from junctor_kernels.tables.reference import DOUBLE, LOG, SINGLE, Algebra
 
 from junctor.backends.evidence_blocks import block_of
@@ -250,7 +250,7 @@ class KeptProgram(GpuProgram):
         record = place._record.copy()
         record.view(np.int64)[FIELDS.index("items")] = device.address(items)
         run = device.put(record)
-        work = LaunchList(place.work.algebra, run, place.work.cleared, schedule.stages, place.work.chunks)
+        work = place.work._replace(run=run, stages=schedule.stages)
         return device.seconds(device.replay(work), GPU_REPEATS)
 
 

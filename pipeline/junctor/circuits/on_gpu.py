@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels.circuits.evaluate import CircuitEvidence, Parents
-from junctor_kernels.circuits.gpu import FIELDS, KERNELS, Layers, record
+from junctor_kernels.circuits.gpu import FIELDS, KERNELS, WRITERS, Layers, record
 from junctor_kernels.circuits.nodes import FlatCircuit
-from junctor_kernels.gpu.blocks import LANE_BYTES, WARP, WRITE_BLOCKS, WRITERS, BlockDevice, LaunchList
+from junctor_kernels.gpu.blocks import LANE_BYTES, WARP, WRITE_BLOCKS, BlockDevice, LaunchList
 from junctor_kernels.gpu.device import DeviceArray
 
 from junctor.evidence.batch import Rows

@@ -2,12 +2,16 @@
 // stage by stage. What is in a stage is independent, so it is one launch (or two beside each other). Its work is cut into
 // items:
 //
-//     many.cu      contract_many, rest_many: a warp does an item for 32 * WIDTH cases.
-//     few.cu       propagate_few: a thread block does an item for all of the (few) cases.
+//     many.cu      contract_many, rest_many: a warp does an item for 32 * WIDTH cases; trace_many, trace_some.
+//     few.cu       propagate_few: a thread block does an item for all of the (few) cases; trace_few.
 //     tables.cu    what both do beside contractions: evidence, bounds, posteriors.
+//     traceback.cu what both do for explanations.
 //     answers.cu   write_single, write_double: the way out, beside the next block.
 //     scores.cu    score_single, score_double: the same for scores.
-//     traceback.cu trace_many, trace_few, write_states: explanations, and their way out.
+//     states.cu    write_states: the same for explanations.
+//
+// Each line that names kernels is a module of its own (`blocks.py`), which a run compiles when it needs it. Kernels that
+// read `run` and are launched for one block are in one module: each module has its own.
 //
 // Messages are stored as they are summed. What they have to be multiplied with so that their largest entry is in
 // [0.5, 1) is a power of two that follows from the bits of that entry; whoever reads a row multiplies. In log space the

@@ -126,3 +126,7 @@ extern "C" __global__ void __launch_bounds__(FEW_THREADS) propagate_few(int firs
         default: return contract_few<0>(step, operands, item[2], item[3], item[4], item[5], partial);
     }
 }
+
+#ifdef MAXIMA
+extern "C" __global__ void __launch_bounds__(TRACE_THREADS) trace_few(int) { trace_cases<1, 32>(); }
+#endif

@@ -1,5 +1,6 @@
 // Many cases: a warp does an item for 32 * WIDTH of them, the case axis innermost. Loads and stores of rows are 128 bits
-// a lane, offsets and entries of factors the same for a whole warp.
+// a lane, offsets and entries of factors the same for a whole warp. Before the source comes EVERY_TILE, the tiles that
+// contractions may have, each as TILES(lines, entries of a line): most of the time of a compiler goes into these.
 
 // Terms of which a loop has the code side by side; exponentials are long enough by themselves, and take long to compile.
 #ifdef SUMS_ARE_PLAIN
@@ -252,8 +253,7 @@ __device__ __forceinline__ void contract(
     }
     const bool pair = step[HOW] == PAIRS;
     switch (16 * step[LINES_OF_TILE] + step[SIZE] / step[LINES_OF_TILE]) {
-        TILES(1, 2) TILES(1, 3) TILES(1, 4) TILES(1, 5) TILES(1, 6) TILES(1, 7) TILES(1, 8)
-        TILES(2, 2) TILES(2, 3) TILES(2, 4) TILES(3, 2) TILES(3, 3) TILES(4, 2)
+        EVERY_TILE
     }
 }
 
@@ -282,3 +282,9 @@ extern "C" __global__ void __launch_bounds__(MANY_THREADS, REST_BLOCKS) rest_man
     else if (item[0] != NOTHING)
         alone<WIDTH>(item, chunk + lane * WIDTH);
 }
+
+#ifdef MAXIMA
+extern "C" __global__ void __launch_bounds__(TRACE_THREADS) trace_many(int) { trace_cases<WIDTH, 1>(); }
+
+extern "C" __global__ void __launch_bounds__(TRACE_THREADS) trace_some(int) { trace_cases<WIDTH, TRACE_LANES>(); }
+#endif

@@ -1,6 +1,6 @@
 // Explanations: the states of all variables, from the roots of a plan down, each step given what those above it fixed
-// (Dawid 1992), and their way out. The cases of a block that fills the device have a thread each; fewer share a warp, of
-// which LANES threads go through the terms of a case.
+// (Dawid 1992). The cases of a block that fills the device have a thread each; fewer share a warp, of which LANES threads
+// go through the terms of a case.
 
 // What the threads of one case have found: the first term with the largest sum.
 struct Largest {
@@ -84,28 +84,4 @@ template <int V, int LANES> __device__ __forceinline__ void trace_cases() {
     const int cases = 32 / LANES, thread = threadIdx.x % 32;
     const index_t b = ((index_t)blockIdx.x * blockDim.x + threadIdx.x) / 32 * cases + thread % cases;
     if (b < run.cases) trace_back<V, LANES>(b, thread / cases);
-}
-
-extern "C" __global__ void __launch_bounds__(TRACE_THREADS) trace_many(int) { trace_cases<WIDTH, 1>(); }
-
-extern "C" __global__ void __launch_bounds__(TRACE_THREADS) trace_some(int) { trace_cases<WIDTH, TRACE_LANES>(); }
-
-extern "C" __global__ void __launch_bounds__(TRACE_THREADS) trace_few(int) { trace_cases<1, 32>(); }
-
-// From [variable] [case] to the answers of all rows, [target] [row], which lie in memory of the host. its: the record of
-// the block itself, because `run` is that of the next one by now. `targets` are variables here.
-extern "C" __global__ void __launch_bounds__(WRITE_THREADS, WRITE_SHARE) write_states(const Run *its) {
-    const int pieces = (int)((its->filled + WRITE_CASES - 1) / WRITE_CASES);
-    for (int piece = blockIdx.x; piece < its->asked * pieces; piece += gridDim.x) {
-        const int target = piece / pieces, first = piece % pieces * WRITE_CASES;
-        const int cases = its->filled - first < WRITE_CASES ? (int)its->filled - first : WRITE_CASES;
-        const short *states = its->explained + its->targets[target] * its->cases + first;
-        const index_t *rows = its->rows + first;
-        int *out = static_cast<int *>(its->answers) + target * its->answered;
-        // Whole lines of the bus for every warp, wherever rows follow each other.
-        const int shift = (int)((size_t)(out + rows[0]) / sizeof(int) % 32);
-#pragma unroll 4
-        for (int b = (int)threadIdx.x - shift; b < cases; b += blockDim.x)
-            if (b >= 0) out[rows[b]] = states[b];
-    }
 }
