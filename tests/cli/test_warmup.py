@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 from helpers.command_line import junctor_cli
-from junctor.cli import display
+from junctor.cli import display, warmup
 from junctor.runtime.devices import has_gpu
 from junctor_kernels.cpu.compilation import Compilation
+from junctor_kernels.gpu import blocks
+from junctor_kernels.gpu.device import KernelModule
 
 RUNS = """
 import junctor
@@ -48,6 +50,21 @@ def test_runs_compile_nothing_afterwards(tmp_path: Path, device: str) -> None:
     assert "functions compiled" in first.stdout
     then = subprocess.run([sys.executable, "-c", RUNS], env=environment, capture_output=True, text=True, check=True)
     assert then.stdout.split() == ["0"]
+
+
+def test_all_kernels_for_rows_of_a_plan_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    from emulation import cupy_memory
+
+    cupy_memory.stand_in(monkeypatch)
+    loaded = []
+    monkeypatch.setattr(KernelModule, "load", lambda kernels, _, algebra: loaded.append((kernels, algebra)))
+    name, load = next(warmup._ways("gpu"))
+    load()
+    assert name == "rows of a plan"
+    kinds = blocks.FEW_CASES, blocks.SMALL_TILES, blocks.ALL_TILES, blocks.ANSWERS, blocks.SCORES
+    assert len(loaded) == len(kinds) * 4
+    assert set(loaded) == {(kind, algebra) for kind in kinds for algebra in ("single", "double", "log", "max")}
+    assert all(name != "rows of a plan" for name, _ in warmup._ways("cpu"))
 
 
 @pytest.mark.skipif(has_gpu(), reason="it would be used")

@@ -15,14 +15,8 @@ from junctor_kernels.gpu import entries as entries_gpu
 from junctor_kernels.gpu.blocks import BlockLaunch, grid
 from junctor_kernels.gpu.device import KernelModule
 
-# What a run with blocks may compile; of these all tiles take the compiler up to half a minute, the rest a few seconds.
-MODULES = {
-    "few": gpu.FEW_CASES,
-    "small": gpu.SMALL_TILES,
-    "all": gpu.ALL_TILES,
-    "answers": gpu.ANSWERS,
-    "scores": gpu.SCORES,
-}
+# All tiles take the compiler up to half a minute, the rest a few seconds.
+MODULES = pytest.mark.parametrize("kernels", gpu.MODULES, ids=lambda kernels: kernels.source.__name__)
 SINGLE = [pytest.param(each, "single", marks=[pytest.mark.slow] if each != "sm_90" else []) for each in ARCHITECTURES]
 
 
@@ -30,10 +24,10 @@ DOUBLE, LOG = (pytest.param("sm_90", algebra, marks=pytest.mark.slow) for algebr
 MAXIMA = [pytest.param("sm_90", algebra, marks=pytest.mark.slow) for algebra in ("max", "max-single")]
 
 
-@pytest.mark.parametrize("kernels", MODULES)
+@MODULES
 @pytest.mark.parametrize(("architecture", "algebra"), [*SINGLE, DOUBLE, LOG, MAXIMA[0]])
-def test_kernels_compile(architecture: str, algebra: str, kernels: str) -> None:
-    compiles(MODULES[kernels].text(algebra), architecture)
+def test_kernels_compile(architecture: str, algebra: str, kernels: KernelModule) -> None:
+    compiles(kernels.text(algebra), architecture)
 
 
 @pytest.mark.parametrize("algebra", ["single", "double", "log", "max"])
@@ -80,7 +74,7 @@ def test_kernels_of_circuits_compile(numbers: str) -> None:
 @pytest.mark.parametrize(
     ("source", "fields"),
     [
-        *((kernels.source, gpu.FIELDS) for kernels in MODULES.values()),
+        *((kernels.source, gpu.FIELDS) for kernels in gpu.MODULES),
         (circuits_gpu.source, circuits_gpu.FIELDS),
     ],
 )

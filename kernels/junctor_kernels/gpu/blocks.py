@@ -184,6 +184,8 @@ def _score_constants() -> list[str]:
 # What a run compiles when it needs it. What propagates a block is in one of the first three: each has its own `run`.
 FEW_CASES, SMALL_TILES, ALL_TILES = KernelModule(few_source), KernelModule(small_source), KernelModule(many_source)
 ANSWERS, SCORES = KernelModule(answers_source), KernelModule(scores_source)
+# All of them, those first that take the longest.
+MODULES = (ALL_TILES, SMALL_TILES, FEW_CASES, SCORES, ANSWERS)
 
 
 class Writer(NamedTuple):

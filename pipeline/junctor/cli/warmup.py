@@ -56,6 +56,8 @@ def _ways(device: Device) -> Iterator[tuple[str, Callable[[], object]]]:
     # The grid is wide, so that a search for its order is worth it.
     network, grid = generate.random_network(60, (2, 3), seed=1), generate.grid(9, 9, 3, seed=1)
     impossible = generate.layered(5, 12, zeros=0.5, seed=1)
+    if device == "gpu":
+        yield "rows of a plan", _load
     precisions: tuple[Precision, ...] = "double", "single", "log"
     samplers: tuple[Sampler, ...] = "lw", "sis", "ais-bn", "epis-bn"
     for precision in precisions:
@@ -81,6 +83,25 @@ def _ways(device: Device) -> Iterator[tuple[str, Callable[[], object]]]:
         yield "evidence of many rows", _look
     yield "a few rows", partial(_answer, network, Query(), "cpu", 0.8, 3, 3)
     yield "orders of long networks", _order
+
+
+def _load() -> None:
+    """Compile what a GPU has for rows of a plan, on all cores: a run would compile what its own plan launches."""
+    from itertools import product
+
+    from junctor_kernels.gpu.blocks import MODULES
+    from junctor_kernels.gpu.device import CudaDevice, KernelModule
+
+    from junctor.backends.number_formats import GPU_FORMATS
+    from junctor.runtime.machine import usable_cores
+    from junctor.runtime.threads import in_threads
+
+    def load(task: tuple[KernelModule, str], _: int) -> None:
+        kernels, algebra = task
+        kernels.load(device, algebra)
+
+    device = CudaDevice()
+    in_threads(load, list(product(MODULES, GPU_FORMATS)), usable_cores())
 
 
 def _answer(
