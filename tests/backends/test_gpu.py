@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import emulation.blocks
 import numpy as np
 import pytest
 from emulation.blocks import EmulatedDevice
@@ -30,7 +31,9 @@ from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.generate import hmm, layered, sample
 from junctor.model.answers import OK, Answers, Scores, posteriors_in
 from junctor.model.network import Factor, Network, Variable
+from junctor.model.options import ComputeOptions
 from junctor.model.query import Precision, Query
+from junctor.model.strategies import Strategy
 from junctor.planning.budget import Budget
 from junctor.planning.compile import compile_plan
 from junctor.planning.shape import Pattern, shape_of
@@ -388,6 +391,45 @@ def test_a_plan_compiles_the_tiles_that_it_has(states: int, rows: int, kernels: 
     program = Program(compile_plan(shape_of(network), pattern, None, False, 1), network, SINGLE)
     speeds = local_cost_models().gpu(MeasuredDevice("NVIDIA H200", {}))
     assert gpu_blocks.GpuBlocks(program, rows, 1 << 30, 1 << 24, speeds).kernels is kernels
+
+
+@ON
+@pytest.mark.parametrize(
+    ("query", "rows", "compiled"),
+    [
+        (Query(), 1, {gpu.FEW_CASES, gpu.ANSWERS}),
+        (Query(), 1000, {gpu.SMALL_TILES, gpu.ANSWERS}),
+        (Query(answers="scores"), 1, {gpu.FEW_CASES, gpu.SCORES}),
+        (Query("mpe"), 1, {gpu.FEW_CASES, gpu.ANSWERS}),
+        (Query("mpe"), 1000, {gpu.SMALL_TILES, gpu.ANSWERS}),
+    ],
+)
+def test_an_answer_asks_for_the_kernels_that_it_launches(
+    device: Callable[[], gpu.BlockDevice],
+    query: Query,
+    rows: int,
+    compiled: set[KernelModule],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: set[KernelModule] = set()
+    library, function = emulation.blocks.library, KernelModule.function
+
+    def emulated(algebra: str, kernels: KernelModule) -> Any:
+        asked.add(kernels)
+        return library(algebra, kernels)
+
+    def on_device(kernels: KernelModule, *what: Any) -> Any:
+        asked.add(kernels)
+        return function(kernels, *what)
+
+    monkeypatch.setattr(emulation.blocks, "library", emulated)
+    monkeypatch.setattr(KernelModule, "function", on_device)
+    network = layered(layers=4, width=4, states=3, parents=2, seed=2)
+    batch = batch_of(network, rows, missing=0.0)
+    options = ComputeOptions(threads=1, device="cpu", strategy=Strategy.GPU_BLOCKS)
+    found = Engine(network, query, options, gpu=opened(device)).answer(batch)
+    assert (found.status == OK).all()
+    assert asked == compiled
 
 
 @ON
