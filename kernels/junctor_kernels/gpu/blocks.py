@@ -71,8 +71,8 @@ WARP = 32
 _TRACED_BY = {TRACE_MANY: 1, TRACE_SOME: TRACE_LANES, TRACE_FEW: WARP}
 # Operands that a contraction may have.
 MOST_OPERANDS = 32
-# Tiles that contractions of many cases may have: lines, and entries of a line. Compilers take seconds for all of them,
-# and hardly one for the small ones, which small blocks have, and tables of two states.
+# Tiles that contractions of many cases may have: lines, and entries of a line. The compiler takes many seconds for all
+# of them, and one for the small ones, which are all that small blocks have, and plans of small tables.
 TILE_SHAPES = (*((1, n) for n in range(2, 9)), (2, 2), (2, 3), (2, 4), (3, 2), (3, 3), (4, 2))
 SMALL_SHAPES = ((1, 2), (2, 2))
 # Cases that a warp takes at once: 16 bytes for each of its lanes.
