@@ -10,8 +10,7 @@ again.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,17 +26,68 @@ from junctor_kernels.circuits.nodes import (
     total,
     with_node_room,
 )
+from junctor_kernels.circuits.nogoods import (
+    BRANCHES,
+    DECIDED,
+    FIRED,
+    LITERALS,
+    LOGGED,
+    NOGOODS,
+    PENDING,
+    Nogoods,
+    learn,
+    pending,
+    visited,
+    with_nogood_room,
+)
+from junctor_kernels.circuits.state import (
+    BEST,
+    CACHED,
+    COMPONENTS,
+    COMPONENTS_AT,
+    DEAD_ENDS,
+    DECISIONS,
+    END,
+    FACTOR,
+    FIRED_AT,
+    FIRED_BEFORE,
+    FIXED,
+    FRAMES,
+    FROM,
+    GROWING,
+    HITS,
+    LOG,
+    LOGGED_AT,
+    MEMBERS,
+    MEMBERS_AT,
+    NEXT,
+    OPEN,
+    PARTS,
+    PARTS_AT,
+    QUEUE,
+    ROOT,
+    STAMP,
+    START,
+    TAKEN,
+    TERMS,
+    TERMS_AT,
+    TO,
+    TOTAL,
+    TRAIL,
+    TRAIL_AT,
+    VARIABLE,
+    SearchState,
+    forget_queue,
+    narrow,
+    undo,
+)
 from junctor_kernels.circuits.tables import (
     MOST_STATES,
     NO_ROOM,
     NUMBER,
     ONE,
     ZEROS,
-    Floats,
-    Ints,
-    ShortInts,
     TableStore,
-    Words,
     is_several,
     larger,
     restricted,
@@ -51,170 +101,18 @@ from junctor_kernels.cpu.jit import inlined, loops, lowest_bit, part
 DONE, FULL, PAUSED, UNDERFLOW = range(4)
 # What comes of a decision.
 ALIVE, DEAD = 0, 4
-# Entries of `SearchState.counts`: lengths in use, then figures.
-(
-    FRAMES,
-    MEMBERS,
-    COMPONENTS,
-    PARTS,
-    TERMS,
-    CACHED,
-    TRAIL,
-    FIXED,
-    QUEUE,
-    STAMP,
-    DECISIONS,
-    HITS,
-    DEAD_ENDS,
-    ROOT,
-    COUNTS,
-) = range(15)
-# Entries of `SearchState.numbers`: of the branch in hand, its factor and what was taken out of it; log of the root's.
-FACTOR, TAKEN, LOG, NUMBERS = range(4)
-# Columns of `SearchState.frames`: the variable that is decided, members of the component, lengths before the frame, the
-# next component of its branch, whether there is a branch, and states in all.
-VARIABLE, FROM, TO, TRAIL_AT, MEMBERS_AT, COMPONENTS_AT, PARTS_AT, TERMS_AT, NEXT, OPEN, TOTAL, COLUMNS = range(12)
-# Columns of `SearchState.components`.
-START, END, BEST, COMPONENT = range(4)
 # Factors outside of this range are taken out of a product.
 SMALL, LARGE, SMALLEST = 1e-100, 1e100, 1e-250
+# The node of a component whose sum is not known any more.
+FORGOTTEN = -1
 # Components up to so many are sorted, the smallest first: dead ends are found sooner.
 SORTED = 64
 
 
-class SearchState(NamedTuple):
-    """A search under way.
-
-    factors_at, factors: int64 [n + 1] and int32: the factors of each variable.
-    ranks: int32 [n], the variable of the largest one is decided first.
-    positions: int32 [n], places in which products are shared.
-    indicators: int32 [n], node of the first state of each variable; -1 for those without.
-    states: uint64 [n], that are possible.
-    tables: int32 [m], the reduced table of each factor; NUMBER for none.
-    trail, trail_states: int64 and uint64, what changes on the way to the branch in hand.
-    queue, queued: int32 [n] and bool [n], variables to propagate.
-    fixed: int32 [n], variables of one state in the branch in hand.
-    marks, factor_marks: int64, last component that reached them.
-    frames, keys, left, weights: decisions under way: COLUMNS, key, states not tried yet, factor of the branch.
-    members: int32, variables of components.
-    components, component_keys: int64 [n, COMPONENT] and uint64 [n, 2], of the branches under way.
-    parts: int64 [n, 2], position and node of what a branch multiplies.
-    levels: int64, memory of products.
-    terms, term_weights: int32 and float64, branches that are done.
-    cache_keys, cache_nodes, cache_weights: components that are done.
-    counts, numbers: int64 [COUNTS] and float64 [NUMBERS].
-    """
-
-    factors_at: Ints
-    factors: ShortInts
-    ranks: ShortInts
-    positions: ShortInts
-    indicators: ShortInts
-    states: Words
-    tables: ShortInts
-    trail: Ints
-    trail_states: Words
-    queue: ShortInts
-    queued: npt.NDArray[np.bool_]
-    fixed: ShortInts
-    marks: Ints
-    factor_marks: Ints
-    frames: Ints
-    keys: Words
-    left: Words
-    weights: Floats
-    members: ShortInts
-    components: Ints
-    component_keys: Words
-    parts: Ints
-    levels: Ints
-    terms: ShortInts
-    term_weights: Floats
-    cache_keys: Words
-    cache_nodes: ShortInts
-    cache_weights: Floats
-    counts: Ints
-    numbers: Floats
-
-
-# Arrays that grow, with the count of what they hold.
-GROWING = {
-    "members": MEMBERS,
-    "components": COMPONENTS,
-    "component_keys": COMPONENTS,
-    "parts": PARTS,
-    "levels": PARTS,
-    "terms": TERMS,
-    "term_weights": TERMS,
-}
-
-
-def search_state(cardinalities: Sequence[int], scopes: Sequence[Ints], indicators: Sequence[int]) -> SearchState:
-    """Return a search that has not begun, without ranks and positions.
-
-    cardinalities: number of states of each variable, at most MOST_STATES.
-    scopes: variables of each factor.
-    indicators: node of the first state of each variable, -1 for variables whose evidence does not matter.
-    """
-    n, m = len(cardinalities), len(scopes)
-    owners = np.array([v for scope in scopes for v in scope], dtype=np.int64)
-    numbers = np.repeat(np.arange(m, dtype=np.int32), [len(scope) for scope in scopes])
-    counts = np.bincount(owners, minlength=n)
-    room = 2 * n + MOST_STATES + 2
-    # A state or a table changes for every state that is lost, at most.
-    steps = sum(cardinalities) + sum(cardinalities[v] for scope in scopes for v in scope) + n + m + 2
-    return SearchState(
-        factors_at=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
-        factors=numbers[np.argsort(owners, kind="stable")],
-        ranks=np.zeros(n, dtype=np.int32),
-        positions=np.zeros(n, dtype=np.int32),
-        indicators=np.array(indicators, dtype=np.int32),
-        states=np.array([(1 << size) - 1 for size in cardinalities], dtype=np.uint64),
-        tables=np.full(m, NUMBER, dtype=np.int32),
-        trail=np.zeros(steps, dtype=np.int64),
-        trail_states=np.zeros(steps, dtype=np.uint64),
-        queue=np.zeros(n, dtype=np.int32),
-        queued=np.zeros(n, dtype=np.bool_),
-        fixed=np.zeros(n, dtype=np.int32),
-        marks=np.zeros(n, dtype=np.int64),
-        factor_marks=np.zeros(m, dtype=np.int64),
-        frames=np.zeros((n + 2, COLUMNS), dtype=np.int64),
-        keys=np.zeros((n + 2, 2), dtype=np.uint64),
-        left=np.zeros(n + 2, dtype=np.uint64),
-        weights=np.zeros(n + 2),
-        members=np.zeros(room, dtype=np.int32),
-        components=np.zeros((room, COMPONENT), dtype=np.int64),
-        component_keys=np.zeros((room, 2), dtype=np.uint64),
-        parts=np.zeros((room, 2), dtype=np.int64),
-        levels=np.zeros(room, dtype=np.int64),
-        terms=np.zeros(room, dtype=np.int32),
-        term_weights=np.zeros(room),
-        cache_keys=np.zeros((1 << 12, 2), dtype=np.uint64),
-        cache_nodes=np.zeros(1 << 12, dtype=np.int32),
-        cache_weights=np.zeros(1 << 12),
-        counts=np.zeros(COUNTS, dtype=np.int64),
-        numbers=np.array([1.0, 0.0, 0.0]),
-    )
-
-
-def progress(state: SearchState) -> float:
-    """Return about which part of a search is done, as if all branches and components took the same."""
-    done, share, frames = 0.0, 1.0, state.frames
-    for top in range(int(state.counts[FRAMES])):
-        frame = frames[top]
-        if top:
-            share /= float(frame[TOTAL])
-            done += share * float(frame[TOTAL] - int(state.left[top]).bit_count() - frame[OPEN])
-        if frame[OPEN]:
-            end = frames[top + 1, COMPONENTS_AT] if top + 1 < state.counts[FRAMES] else state.counts[COMPONENTS]
-            count = max(1, int(end - frame[COMPONENTS_AT]))
-            done += share * float(frame[NEXT] - frame[COMPONENTS_AT]) / count
-            share /= count
-    return done
-
-
-def with_room(tables: TableStore, state: SearchState, nodes: NodeStore) -> tuple[TableStore, SearchState, NodeStore]:
-    """Return all three with room for what a step may need; what is full has twice of it."""
+def with_room(
+    tables: TableStore, state: SearchState, nodes: NodeStore, nogoods: Nogoods
+) -> tuple[TableStore, SearchState, NodeStore, Nogoods]:
+    """Return all four with room for what a step may need; what is full has twice of it."""
     n = len(state.ranks)
     made: dict[str, npt.NDArray[Any]] = {}
     for name, count in GROWING.items():
@@ -228,7 +126,7 @@ def with_room(tables: TableStore, state: SearchState, nodes: NodeStore) -> tuple
         keys, found, weights = np.zeros((size, 2), dtype=np.uint64), np.zeros(size, dtype=np.int32), np.zeros(size)
         refill_cache(state, keys, found, weights)
         state = state._replace(cache_keys=keys, cache_nodes=found, cache_weights=weights)
-    return with_table_room(tables), state, with_node_room(nodes, *node_needs(state))
+    return with_table_room(tables), state, with_node_room(nodes, *node_needs(state)), with_nogood_room(nogoods)
 
 
 def node_needs(state: SearchState) -> Any:
@@ -293,19 +191,19 @@ def load_factors(
 @loops
 def observe(state: Any, variable: int, observed: int) -> None:
     """Leave a variable one of its states, before the search."""
-    if not _narrow(state, variable, ONE << np.uint64(observed)):
+    if not narrow(state, variable, ONE << np.uint64(observed), DECIDED):
         state.numbers[LOG] = -math.inf
     state.counts[TRAIL] = 0
 
 
 @loops
-def propagate_root(tables: Any, state: Any) -> Any:
+def propagate_root(tables: Any, state: Any, nogoods: Any) -> Any:
     """Propagate what factors and evidence rule out; return False where it has to be called again, with more room.
 
     The log of the root is -inf where nothing is possible.
     """
     state.numbers[FACTOR], state.numbers[TAKEN] = 1.0, 0.0
-    found = _propagate(tables, state)
+    found = _propagate(tables, state, nogoods)
     state.counts[TRAIL] = 0
     if found == DEAD:
         state.numbers[LOG] = -math.inf
@@ -321,7 +219,7 @@ def begin(tables: Any, state: Any, nodes: Any) -> None:
     frame[VARIABLE], frame[FROM], frame[TO], frame[OPEN], frame[NEXT] = -1, 0, state.ranks.size, 1, 0
     frame[TRAIL_AT] = frame[PARTS_AT] = frame[TERMS_AT] = frame[COMPONENTS_AT] = 0
     for v in range(state.ranks.size):
-        state.members[v] = v
+        state.members[v], state.latest[v] = v, -1
     state.counts[MEMBERS] = frame[MEMBERS_AT] = state.ranks.size
     state.counts[FRAMES], state.weights[0], state.left[0] = 1, 1.0, np.uint64(0)
     # States that were left before are one by one, whatever happened on the way.
@@ -334,11 +232,11 @@ def begin(tables: Any, state: Any, nodes: Any) -> None:
 
 
 @loops
-def search(tables: Any, state: Any, nodes: Any, most: int) -> Any:
+def search(tables: Any, state: Any, nodes: Any, nogoods: Any, most: int) -> Any:
     """Search until the circuit is there: DONE, or FULL, PAUSED at a number of decisions, UNDERFLOW."""
     counts = state.counts
     while True:
-        if not _has_room(tables, state, nodes):
+        if not _has_room(tables, state, nodes, nogoods):
             return FULL
         top = counts[FRAMES] - 1
         frame = state.frames[top]
@@ -346,13 +244,14 @@ def search(tables: Any, state: Any, nodes: Any, most: int) -> Any:
             c = frame[NEXT]
             one, two = state.component_keys[c, 0], state.component_keys[c, 1]
             place = _place(state.cache_keys, one, two)
-            if state.cache_keys[place, 0] == one and state.cache_keys[place, 1] == two:
+            known = state.cache_keys[place, 0] == one and state.cache_keys[place, 1] == two
+            if known and state.cache_nodes[place] != FORGOTTEN:
                 counts[HITS] += 1
-                _add(state, state.components[c, BEST], state.cache_nodes[place], state.cache_weights[place])
+                _add(state, nogoods, state.components[c, BEST], state.cache_nodes[place], state.cache_weights[place])
             elif counts[DECISIONS] >= most:
                 return PAUSED
             else:
-                _decide(state, c)
+                _decide(state, nogoods, c)
         elif frame[OPEN]:
             if top == 0:
                 counts[ROOT] = product(nodes, state.parts, state.levels, counts[PARTS])
@@ -369,14 +268,14 @@ def search(tables: Any, state: Any, nodes: Any, most: int) -> Any:
             counts[ROOT] = NOTHING
             return DONE
         elif state.left[top] != np.uint64(0):
-            if not _branch(tables, state, nodes, top):
+            if not _branch(tables, state, nodes, nogoods, top):
                 return FULL
         else:
-            _finish(state, nodes, top)
+            _finish(state, nodes, nogoods, top)
 
 
 @inlined
-def _has_room(tables: Any, state: Any, nodes: Any) -> Any:
+def _has_room(tables: Any, state: Any, nodes: Any, nogoods: Any) -> Any:
     """Return True if there is room for a step, but for tables."""
     n, counts = state.ranks.size + MOST_STATES + 2, state.counts
     return (
@@ -388,11 +287,15 @@ def _has_room(tables: Any, state: Any, nodes: Any) -> Any:
         and nodes.counts[NODES] + 2 * n <= nodes.kinds.size
         and 2 * (nodes.counts[NODES] + 2 * n) <= nodes.slots.size
         and nodes.counts[EDGES] + state.trail.size + n <= nodes.children.size
+        and nogoods.counts[LITERALS] + state.ranks.size + 2 <= nogoods.variables.size
+        and nogoods.counts[NOGOODS] + 2 <= nogoods.starts.size
+        and nogoods.counts[PENDING] + 2 <= nogoods.waiting.size
+        and nogoods.counts[LOGGED] + 2 <= nogoods.log.shape[0]
     )
 
 
 @part
-def _decide(state: Any, component: int) -> None:
+def _decide(state: Any, nogoods: Any, component: int) -> None:
     """Make a frame that decides the first variable of a component of the top frame."""
     counts = state.counts
     top = counts[FRAMES]
@@ -405,24 +308,37 @@ def _decide(state: Any, component: int) -> None:
     frame[TOTAL] = states_of(state.left[top])
     counts[FRAMES] = top + 1
     counts[DECISIONS] += 1
+    frame[FIRED_BEFORE] = nogoods.counts[FIRED]
 
 
 @part
-def _branch(tables: Any, state: Any, nodes: Any, top: int) -> Any:
+def _branch(tables: Any, state: Any, nodes: Any, nogoods: Any, top: int) -> Any:
     """Try the next state of the top frame's variable; return False, with all as it was, where there is no room."""
     counts, frame = state.counts, state.frames[top]
     bit = state.left[top] & (~state.left[top] + ONE)
     state.numbers[FACTOR], state.numbers[TAKEN] = 1.0, 0.0
     counts[FIXED] = 0
-    _narrow(state, frame[VARIABLE], bit)
-    found = _propagate(tables, state)
+    narrow(state, frame[VARIABLE], bit, DECIDED)
+    frame[LOGGED_AT], frame[FIRED_AT] = nogoods.counts[LOGGED], nogoods.counts[FIRED]
+    conflict = np.int64(DECIDED)
+    if nogoods.counts[NOGOODS] > 0:
+        nogoods.counts[BRANCHES] += 1
+        for i in range(frame[FROM], frame[TO]):
+            nogoods.owners[state.members[i]] = nogoods.counts[BRANCHES]
+        conflict = pending(state, nogoods)
+    if conflict != DECIDED:
+        forget_queue(state)
+        learn(tables, state, nogoods, conflict)
+        found = np.int64(DEAD)
+    else:
+        found = np.int64(_propagate(tables, state, nogoods))
     if found == FULL:
-        _undo(state, frame[TRAIL_AT])
+        undo(state, frame[TRAIL_AT])
         return False
     state.left[top] ^= bit
     if found == DEAD:
         counts[DEAD_ENDS] += 1
-        _undo(state, frame[TRAIL_AT])
+        undo(state, frame[TRAIL_AT])
         return True
     factor = state.numbers[FACTOR]
     if state.numbers[TAKEN] != 0:
@@ -530,12 +446,14 @@ def _sort_components(state: Any, first: int) -> None:
 
 
 @inlined
-def _add(state: Any, variable: int, node: int, weight: float) -> None:
+def _add(state: Any, nogoods: Any, variable: int, node: int, weight: float) -> None:
     """Multiply what came of the next component into the top frame's branch, which ends where that is nothing."""
     top = state.counts[FRAMES] - 1
     frame = state.frames[top]
     if node == NOTHING:
         state.counts[DEAD_ENDS] += 1
+        if nogoods.counts[FIRED] > frame[FIRED_AT]:
+            _forget(state, nogoods, frame[LOGGED_AT])
         _close(state, frame)
         return
     frame[NEXT] += 1
@@ -548,13 +466,13 @@ def _add(state: Any, variable: int, node: int, weight: float) -> None:
 def _close(state: Any, frame: Any) -> None:
     """End the branch of a frame."""
     counts = state.counts
-    _undo(state, frame[TRAIL_AT])
+    undo(state, frame[TRAIL_AT])
     counts[PARTS], counts[MEMBERS], counts[COMPONENTS] = frame[PARTS_AT], frame[MEMBERS_AT], frame[COMPONENTS_AT]
     frame[OPEN] = 0
 
 
 @part
-def _finish(state: Any, nodes: Any, top: int) -> None:
+def _finish(state: Any, nodes: Any, nogoods: Any, top: int) -> None:
     """Take the top frame, all states of whose variable are done, off; its sum goes to the frame below."""
     counts, frame = state.counts, state.frames[top]
     first = frame[TERMS_AT]
@@ -564,34 +482,28 @@ def _finish(state: Any, nodes: Any, top: int) -> None:
     elif count > 1:
         node = total(nodes, state.terms[first:], state.term_weights[first:], count)
     counts[TERMS] = first
-    place = _place(state.cache_keys, state.keys[top, 0], state.keys[top, 1])
-    state.cache_keys[place, 0], state.cache_keys[place, 1] = state.keys[top, 0], state.keys[top, 1]
-    state.cache_nodes[place], state.cache_weights[place] = node, weight
-    counts[CACHED] += 1
+    if node != NOTHING or nogoods.counts[FIRED] == frame[FIRED_BEFORE]:
+        one, two = state.keys[top, 0], state.keys[top, 1]
+        place = _place(state.cache_keys, one, two)
+        if state.cache_keys[place, 0] == np.uint64(0) and state.cache_keys[place, 1] == np.uint64(0):
+            counts[CACHED] += 1
+        state.cache_keys[place, 0], state.cache_keys[place, 1] = one, two
+        state.cache_nodes[place], state.cache_weights[place] = node, weight
+        at = nogoods.counts[LOGGED]
+        nogoods.log[at, 0], nogoods.log[at, 1] = one, two
+        nogoods.counts[LOGGED] = at + 1
     counts[FRAMES] = top
-    _add(state, frame[VARIABLE], node, weight)
+    _add(state, nogoods, frame[VARIABLE], node, weight)
 
 
-@inlined
-def _narrow(state: Any, variable: int, states: Any) -> Any:
-    """Leave a variable some states; return False where none of its own are among them."""
-    left = state.states[variable] & states
-    if left == state.states[variable]:
-        return True
-    at = state.counts[TRAIL]
-    state.trail[at], state.trail_states[at] = variable, state.states[variable]
-    state.counts[TRAIL] = at + 1
-    state.states[variable] = left
-    if left == np.uint64(0):
-        return False
-    if not is_several(left):
-        state.fixed[state.counts[FIXED]] = variable
-        state.counts[FIXED] += 1
-    if not state.queued[variable]:
-        state.queued[variable] = True
-        state.queue[state.counts[QUEUE]] = variable
-        state.counts[QUEUE] += 1
-    return True
+@part
+def _forget(state: Any, nogoods: Any, first: int) -> None:
+    """Forget components that are done since the log had a length: their sums may lack terms."""
+    for i in range(first, nogoods.counts[LOGGED]):
+        place = _place(state.cache_keys, nogoods.log[i, 0], nogoods.log[i, 1])
+        if state.cache_nodes[place] != NOTHING:
+            state.cache_nodes[place] = FORGOTTEN
+    nogoods.counts[LOGGED] = first
 
 
 @inlined
@@ -611,13 +523,13 @@ def _take_step(tables: Any, state: Any, factor: int, step: int) -> Any:
             numbers[TAKEN] += math.log(numbers[FACTOR])
             numbers[FACTOR] = 1.0
     for i in range(tables.narrowed_at[step], tables.narrowed_at[step + 1]):
-        if not _narrow(state, tables.narrowed[i], tables.narrowed_to[i]):
+        if not narrow(state, tables.narrowed[i], tables.narrowed_to[i], factor):
             return False
     return True
 
 
 @part
-def _propagate(tables: Any, state: Any) -> Any:
+def _propagate(tables: Any, state: Any, nogoods: Any) -> Any:
     """Narrow tables to the states of queued variables, until none is left: ALIVE, DEAD, or FULL for want of room."""
     counts = state.counts
     while counts[QUEUE] > 0:
@@ -649,27 +561,13 @@ def _propagate(tables: Any, state: Any) -> Any:
                     counts[QUEUE] += 1
                     return FULL
             if left == np.uint64(0) or not _take_step(tables, state, factor, step):
-                _forget_queue(state)
+                forget_queue(state)
+                learn(tables, state, nogoods, factor)
+                return DEAD
+        if nogoods.counts[NOGOODS] > 0:
+            conflict = visited(state, nogoods, v)
+            if conflict != DECIDED:
+                forget_queue(state)
+                learn(tables, state, nogoods, conflict)
                 return DEAD
     return ALIVE
-
-
-@inlined
-def _forget_queue(state: Any) -> None:
-    for i in range(state.counts[QUEUE]):
-        state.queued[state.queue[i]] = False
-    state.counts[QUEUE] = 0
-
-
-@inlined
-def _undo(state: Any, until: int) -> None:
-    """Take back what changed since the trail had a length."""
-    counts, n = state.counts, state.ranks.size
-    for at in range(counts[TRAIL] - 1, until - 1, -1):
-        what = state.trail[at]
-        if what < n:
-            state.states[what] = state.trail_states[at]
-        else:
-            state.tables[what - n] = np.int64(state.trail_states[at]) - 1
-    counts[TRAIL] = until
-    _forget_queue(state)

@@ -26,7 +26,8 @@ from junctor_kernels.circuits.nodes import (
     flattened,
     node_store,
 )
-from junctor_kernels.circuits.search import SearchState
+from junctor_kernels.circuits.nogoods import Nogoods, no_nogoods
+from junctor_kernels.circuits.state import DECISIONS, LOG, ROOT, SearchState, progress, search_state
 from junctor_kernels.circuits.tables import TableStore, table_store, with_table_room
 
 from junctor.circuits.limits import SearchLimits, refused
@@ -36,7 +37,7 @@ from junctor.runtime.threads import in_threads
 
 # Decisions after which orders are compared, twice as many in each round, and how many of them go on after it; the last
 # number is that of all further rounds.
-FIRST_ROUND, GOING_ON = 250, (12, 8, 6, 4, 3, 2, 2, 1)
+FIRST_ROUND, GOING_ON = 250, (12, 8, 5, 3, 2, 1)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -70,20 +71,23 @@ class _Search:
     tables: TableStore
     state: SearchState
     nodes: NodeStore
+    nogoods: Nogoods
     progress: float = 0.0
 
     def gained(self) -> tuple[float, float]:
         """Return what was done since this was asked last, and in all: some come far at once, and no further."""
-        before, self.progress = self.progress, search.progress(self.state)
+        before, self.progress = self.progress, progress(self.state)
         return self.progress - before, self.progress
 
     def go_on(self, decisions: int) -> int:
         """Search until a circuit is there, or a number of decisions is reached; return how it ended."""
         while True:
-            found = int(search.search(self.tables, self.state, self.nodes, decisions))
+            found = int(search.search(self.tables, self.state, self.nodes, self.nogoods, decisions))
             if found != search.FULL:
                 return found
-            self.tables, self.state, self.nodes = search.with_room(self.tables, self.state, self.nodes)
+            self.tables, self.state, self.nodes, self.nogoods = search.with_room(
+                self.tables, self.state, self.nodes, self.nogoods
+            )
 
     @property
     def edges(self) -> int:
@@ -93,12 +97,12 @@ class _Search:
     @property
     def bytes(self) -> int:
         """Bytes so far."""
-        return sum(array.nbytes for part in (self.tables, self.state, self.nodes) for array in part)
+        return sum(array.nbytes for part in (self.tables, self.state, self.nodes, self.nogoods) for array in part)
 
     @property
     def decisions(self) -> int:
         """Decisions so far."""
-        return int(self.state.counts[search.DECISIONS])
+        return int(self.state.counts[DECISIONS])
 
 
 def compile_circuit(
@@ -151,7 +155,7 @@ def _begun(
     sorted_axes = [np.argsort(factor.scope) for factor in factors]
     scopes = [np.array(factor.scope, dtype=np.int64)[axes] for factor, axes in zip(factors, sorted_axes, strict=True)]
     values = [factor.table.transpose(axes).reshape(-1) for factor, axes in zip(factors, sorted_axes, strict=True)]
-    state = search.search_state(network.cardinalities, scopes, indicators)
+    state = search_state(network.cardinalities, scopes, indicators)
     if network.kind == "bayes":
         # Barren variables sum to one.
         state.states[sorted(set(range(len(indicators))) - {factor.scope[-1] for factor in factors})] = 1
@@ -165,10 +169,10 @@ def _begun(
         tables = with_table_room(tables)
     for variable, observed in fixed.items():
         search.observe(state, variable, observed)
-    while not search.propagate_root(tables, state):
+    while not search.propagate_root(tables, state, no_nogoods(state)):
         tables = with_table_room(tables)
     nodes = node_store(int(starts[-1]))
-    if state.numbers[search.LOG] == -math.inf:
+    if state.numbers[LOG] == -math.inf:
         return Circuit(flattened(nodes, NOTHING), -math.inf, tuple(sorted(fixed.items())), "none", 0)
     return tables, state, nodes
 
@@ -181,13 +185,13 @@ def _packed(arrays: Sequence[npt.NDArray[np.generic]]) -> tuple[npt.NDArray[np.i
 
 def _copies(
     tables: TableStore, state: SearchState, nodes: NodeStore, order: Order
-) -> tuple[TableStore, SearchState, NodeStore]:
+) -> tuple[TableStore, SearchState, NodeStore, Nogoods]:
     """Return a search of its own, which has begun by an order."""
     tables, state, nodes = deepcopy((tables, state, nodes))
     state.ranks[:], state.positions[:] = order.ranks, order.positions
-    tables, state, nodes = search.with_room(tables, state, nodes)
+    tables, state, nodes, nogoods = search.with_room(tables, state, nodes, no_nogoods(state))
     search.begin(tables, state, nodes)
-    return tables, state, nodes
+    return tables, state, nodes, nogoods
 
 
 def _best(
@@ -213,7 +217,7 @@ def _best(
             return min((_circuit(each, fixed) for each in done), key=lambda circuit: circuit.edges)
         if not left:
             break
-        # A sweep from end to end, of small cliques, comes far late.
+        # An order of small cliques comes far late.
         smallest = min(left, key=lambda each: each.order.size)
         first = sorted(left, key=_Search.gained, reverse=True)[:going_on]
         searches = first if smallest in first else [*first, smallest]
@@ -234,7 +238,7 @@ def _rounds(most: int) -> Iterator[tuple[int, int]]:
 
 
 def _circuit(found: _Search, fixed: tuple[tuple[int, int], ...]) -> Circuit:
-    root, log = int(found.state.counts[search.ROOT]), float(found.state.numbers[search.LOG])
+    root, log = int(found.state.counts[ROOT]), float(found.state.numbers[LOG])
     if root == NOTHING:
         # Tables may contradict each other although each has support for all states.
         log = -math.inf

@@ -15,7 +15,7 @@ from junctor.circuits.limits import SearchLimits
 from junctor.model.network import Network
 
 # Part of keys: another way to search, or other circuits, another one.
-SEARCH = 7
+SEARCH = 8
 # Shorter searches take no longer than to read what they found.
 LEAST_DECISIONS = 1000
 DTYPES = {"indicators": np.int32, "edges_at": np.int64, "children": np.int32, "weights": np.float64, "is_sum": np.bool_}

@@ -12,7 +12,7 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels.circuits.orders import dissection, places
-from junctor_kernels.circuits.search import SearchState
+from junctor_kernels.circuits.state import SearchState
 from junctor_kernels.circuits.tables import TableStore
 from junctor_kernels.orders.greedy import MIN_FILL, MIN_WEIGHT, UNITS_PER_BIT, evaluate, weights_of, words_for, work_for
 from junctor_kernels.orders.sparse import SparseGraph, greedy, moral_graph, sparse_work
