@@ -83,12 +83,12 @@ def cut_for(
     def chunk_route(
         cuts: ChunkCuts, pattern: Pattern, uses: int, algebra: reference.Algebra, free: int, _gpu: object = None
     ) -> ChunkRoute:
-        slices = tuple(v for v in held if is_slice(Problem(cuts.facts.shape, pattern), (v,)))
+        shape, targets = cuts.facts.problem(pattern)
+        slices = tuple(v for v in held if is_slice(Problem(shape, pattern), (v,)))
         pattern = Pattern(pattern.sliced.union(slices), pattern.weighted)
         # Of explanations there are max-marginals in chunks, which have the plans of posteriors.
-        anew = lean or cuts.facts.explains
-        plan = compile_plan(cuts.facts.shape, pattern, rows=uses, lean=lean) if anew else cuts.facts.plan(pattern, uses)
-        plan = with_some_again(plan, again)
+        asked = None if lean or cuts.facts.explains else targets
+        plan = with_some_again(compile_plan(shape, pattern, asked, rows=uses, lean=lean), again)
         chunks = chunk_plan(plan, least_working(plan) + working, ENDLESS, 0)
         if disk:
             chunks = chunk_plan(plan, chunks.working, spilling(chunks), ENDLESS)

@@ -7,13 +7,14 @@ import pytest
 from helpers.oracle import log_joint_table
 from helpers.strategies import networks
 from hypothesis import given
+from hypothesis import strategies as st
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import EvidenceBatch
 from junctor.generate import random_network
 from junctor.model.answers import IMPOSSIBLE, OK
 from junctor.model.network import Factor, Network, Variable
 from junctor.model.query import Query
-from junctor.model.simplify import GONE, MOST_ENTRIES, simplified
+from junctor.model.simplify import MOST_ENTRIES, simplified, with_links
 
 
 def chain(*tables: list[list[float]]) -> Network:
@@ -50,6 +51,22 @@ def test_joint_distribution_is_the_same_with_fewer_axes(network: Network) -> Non
     assert found.with_fewer_axes is found
 
 
+@given(networks(), st.data())
+def test_joint_distribution_is_the_same_with_links(network: Network, data: st.DataObject) -> None:
+    variables = range(len(network.variables))
+    kept, (observed, asked) = simplified(network).kept, (data.draw(st.sets(st.sampled_from(variables))) for _ in "12")
+    found, whole = with_links(network, kept, observed, asked), log_joint_table(network)
+    assert found.public == found.variables[: len(whole.shape)]
+    if network.kind == "bayes":
+        assert [factor.scope[-1] for factor in found.factors] == list(range(len(found.variables)))
+    # Each state of an auxiliary variable goes with one of the variable that it stands for.
+    joint = np.exp(log_joint_table(found)).sum(axis=tuple(range(len(variables), len(found.variables))))
+    is_whole = [v in observed or v in asked or len(kept[v]) == network.cardinalities[v] for v in variables]
+    left = np.ix_(*(range(network.cardinalities[v]) if is_whole[v] else kept[v] for v in variables))
+    # What is left out is zero; what is observed is so with others that are possible.
+    np.testing.assert_allclose(joint, np.exp(whole[left]), rtol=1e-12, atol=0)
+
+
 @given(networks())
 def test_nothing_idle_is_left(network: Network) -> None:
     found = simplified(network).network
@@ -65,10 +82,8 @@ def test_nothing_idle_is_left(network: Network) -> None:
 def test_zeros_spread_along_a_chain() -> None:
     found = simplified(chain(SURE, FLIP, FLIP, NOISY))
     assert found.kept == ((0,), (1,), (0,), (0, 1))
-    assert found.constants == (0, 1, 2)
     assert [factor.scope for factor in found.network.factors] == [(0,), (1,), (2,), (3,)]
     assert found.network.variables[1].states == ("yes",)
-    assert found.numbers(1, 2).tolist() == [GONE, 0]
 
 
 def test_idle_parents_leave() -> None:
@@ -94,7 +109,7 @@ def test_contradictions_and_networks_without_idle_parts_are_left_as_they_are() -
     assert simplified(never).network is never
     plain = random_network(variables=6, seed=3)
     assert simplified(plain).network is plain
-    assert simplified(plain).constants == ()
+    assert plain.possible_states is None
 
 
 def test_large_tables_are_taken_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -300,7 +300,7 @@ def _savings(facts: Facts, routes: list[Route]) -> list[dict[str, Any]]:
     if largest is None or largest.plan is None or largest.refused is not None:
         return []
     plan = largest.plan
-    targets = None if facts.query.targets is None else facts.targets
+    targets = facts.problem(plan.pattern)[1]
     savings = count_savings(plan.shape, plan.pattern, targets, facts.explains, rounded(largest.uses))
     # Zeros need the numbers of all tables, which are not bound where the plan is refused or cut.
     in_memory = largest.refused is None and largest.chunks is None
@@ -317,7 +317,7 @@ def _nonzero_operations(facts: Facts, plan: Plan) -> int:
 
     # Zeros are the same in any format, so that plain numbers will do.
     algebra = reference.MAX_LOG if facts.explains else reference.DOUBLE
-    return Program(plan, facts.network, algebra).nonzero_operations
+    return Program(plan, facts.plan_network(plan.pattern), algebra).nonzero_operations
 
 
 def _plan_facts(route: Route, network: Network, chosen: Chosen) -> dict[str, Any]:

@@ -114,7 +114,8 @@ class BatchRun:
         key = facts.key(route.group.pattern, route.uses)
         program = self.programs.pop(key, None)
         if program is None:
-            program = ProgramCache(facts.network, route.plan, facts.ladder, route.sizes.memory)
+            network = facts.plan_network(route.group.pattern)
+            program = ProgramCache(network, route.plan, facts.ladder, route.sizes.memory)
         device = self.device if route.strategy is Strategy.GPU_BLOCKS else None
         # Blocks may differ from those of the last batch: fewer rows, or less memory left by the answers.
         program.use(route.sizes, device, facts.costs if device is not None else None, self.full)

@@ -134,6 +134,12 @@ class Network:
         made: Network = import_module("junctor.model.simplify").with_fewer_axes(self)
         return made
 
+    @cached_property
+    def possible_states(self) -> tuple[tuple[int, ...], ...] | None:
+        """Numbers of the possible states of each variable; None where tables of these have about as many entries."""
+        found: tuple[tuple[int, ...], ...] | None = import_module("junctor.model.simplify").possible_states(self)
+        return found
+
     def _whole(self, variable: int) -> Factor:
         """Return the table of a variable with auxiliary parents summed out."""
         links = [variable]

@@ -1,15 +1,15 @@
 """A network without the states and axes that its zeros and equal entries make idle: narrower, with the same answers.
 
-Main functions: `simplified`, and `with_fewer_axes`, which leaves all states; main class: Simplified. A state that the
-other tables leave without support in one table has probability zero, whatever the evidence (arc consistency of table
-supports, to a fixpoint: Mackworth, Consistency in networks of relations, 1977); a table that is the same along an axis
-does not depend on its variable.
+Main functions: `simplified`; `with_fewer_axes`, which leaves all states; and `with_links`, whose variables of evidence
+and answers have all states as well. A state that the other tables leave without support in one table has probability
+zero, whatever the evidence (arc consistency of table supports, to a fixpoint: Mackworth, Consistency in networks of
+relations, 1977); a table that is the same along an axis does not depend on its variable.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,8 +23,8 @@ Floats = npt.NDArray[np.float64]
 
 # Tables of more entries are taken as they are: to look at them takes as long as to read them.
 MOST_ENTRIES = 1 << 22
-# The new number of a state that is gone.
-GONE = -2
+# Share of the entries of all tables that go with impossible states, from which on they are worth a look at cliques.
+LEAST_GONE = 0.15
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -39,20 +39,6 @@ class Simplified:
 
     network: Network
     kept: tuple[tuple[int, ...], ...]
-
-    def numbers(self, variable: int, cardinality: int) -> npt.NDArray[np.int32]:
-        """Return the new number of each state of a variable, GONE of those that are impossible: so is such evidence.
-
-        cardinality: of the variable in the whole network.
-        """
-        numbers = np.full(cardinality, GONE, dtype=np.int32)
-        numbers[list(self.kept[variable])] = np.arange(len(self.kept[variable]))
-        return numbers
-
-    @property
-    def constants(self) -> tuple[int, ...]:
-        """Variables with one state left: evidence on that one changes nothing."""
-        return tuple(v for v, kept in enumerate(self.kept) if len(kept) == 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +102,54 @@ def with_fewer_axes(network: Network) -> Network:
     for factor in factors:
         factor.table.setflags(write=False)
     return Network(network.name, network.variables, tuple(factors), network.kind, network.hidden)
+
+
+def possible_states(network: Network) -> tuple[tuple[int, ...], ...] | None:
+    """Return the possible states of each variable; None where tables of these have about as many entries."""
+    kept = simplified(network).kept
+    entries = sum(factor.table.size for factor in network.factors)
+    left = sum(math.prod([len(kept[v]) for v in factor.scope]) for factor in network.factors)
+    return kept if left <= (1 - LEAST_GONE) * entries else None
+
+
+def with_links(
+    network: Network, kept: Sequence[tuple[int, ...]], observed: Collection[int], asked: Collection[int]
+) -> Network:
+    """Return a network without impossible states, in which evidence and answers are those of the whole one.
+
+    A variable that is asked for has all its states. In the tables of others an auxiliary variable, with the possible
+    states alone, takes its place: its table links one to the other.
+
+    network: with all states.
+    kept: possible states of each variable, ascending.
+    observed: variables that keep all their states in all tables, from which they are cut out.
+    asked: variables of likelihoods and answers.
+    """
+    count = len(network.variables)
+    fewer = {v for v, card in enumerate(network.cardinalities) if len(kept[v]) < card}.difference(observed)
+    linked = sorted(fewer.intersection(asked))
+    place = dict(zip(linked, range(count, count + len(linked)), strict=True))
+    narrow = _narrowed(network.factors, kept, fewer)
+    moved = [Factor(tuple(place.get(v, v) for v in factor.scope), factor.table) for factor in narrow]
+    links = [Factor((place[v], v), np.eye(network.cardinalities[v])[list(kept[v])]) for v in linked]
+    if network.kind == "bayes":
+        # Factor i stays the table of variable i.
+        moved += [moved[v] for v in linked]
+        for v, link in zip(linked, links, strict=True):
+            moved[v] = link
+    else:
+        moved += links
+    for factor in moved:
+        factor.table.setflags(write=False)
+    variables = list(network.variables)
+    for v in fewer:
+        variable = variables[v]
+        possible = Variable(variable.name, tuple(variable.states[state] for state in kept[v]))
+        if v in place:
+            variables.append(possible)
+        else:
+            variables[v] = possible
+    return Network(network.name, tuple(variables), tuple(moved), network.kind, network.hidden + len(linked))
 
 
 def _of_scope(factor: Factor, scope: tuple[int, ...], kept: Sequence[tuple[int, ...]]) -> Factor:

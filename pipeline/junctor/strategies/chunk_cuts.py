@@ -144,9 +144,9 @@ class ChunkCuts:
         from junctor.out_of_core.programs import cut_for_gpus
         from junctor.planning.compile import Problem
 
-        targets = None if self.facts.query.targets is None else frozenset(self.facts.targets)
+        shape, targets = self.facts.problem(pattern)
         # An explanation needs the states of all variables: those of the targets depend on them.
-        problem = Problem(self.facts.shape, pattern, None if self.facts.explains else targets)
+        problem = Problem(shape, pattern, None if targets is None or self.facts.explains else frozenset(targets))
         # Workers first: they have the memory and the cores of all machines.
         shared = self._cut_for_workers(problem, rows, algebra, free, gpu is not None)
         if shared is not None:

@@ -128,7 +128,7 @@ class ChunkedRows:
 
         Whoever takes them clears the list, so that the memory is free for the next ones.
         """
-        sizes = [self.facts.network.cardinalities[v] for v in chunks.slices]
+        sizes = [chunks.chunks.plan.shape.cardinalities[v] for v in chunks.slices]
         for part, programs in self._programs(chunks, algebra, rows):
             if chunks.slices:
                 # In place: the list is what keeps them.
@@ -139,16 +139,16 @@ class ChunkedRows:
         self, chunks: ChunkRoute, algebra: Algebra, rows: Rows
     ) -> Iterator[tuple[Rows, list[SingleCaseProgram]]]:
         """Yield rows, and what answers them, or the slices of them."""
-        facts, options = self.facts, self.facts.options
+        facts, options, network = self.facts, self.facts.options, self.facts.plan_network(chunks.pattern)
         if facts.workers is not None and chunks.workers:
-            yield from facts.workers.rounds_of(chunks, facts.network, algebra, rows)
+            yield from facts.workers.rounds_of(chunks, network, algebra, rows)
         elif not isinstance(self.device, CudaBlockDevice) or not chunks.limits.on_gpu:
-            yield rows, [program_of(chunks, facts.network, algebra)]
+            yield rows, [program_of(chunks, network, algebra)]
         else:
             # Only chunks are spread over several GPUs.
             all_gpus = options.all_gpus and (chunks.side is None or chunks.side.gpus > 1)
             others = open_other_gpus(options.device_memory) if all_gpus else ()
-            yield from rounds_of(chunks, facts.network, algebra, (self.device, *others), rows)
+            yield from rounds_of(chunks, network, algebra, (self.device, *others), rows)
 
 
 def explainer_for(run: Run, chunked: ChunkedRows) -> ChunkExplainer:

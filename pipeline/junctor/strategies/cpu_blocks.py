@@ -92,7 +92,7 @@ class BlocksRows(Way):
             return min(rows * plan.case_operations, MOST_OPERATIONS) * facts.figures.blocks.operation
         if not bind:
             return facts.costs.seconds("cpu", plan_work(plan, len(plan.steps), sizes.lanes, rows))
-        programs = ProgramCache(facts.network, plan, facts.ladder, sizes.memory)
+        programs = ProgramCache(facts.plan_network(plan.pattern), plan, facts.ladder, sizes.memory)
         programs.use(sizes)
         program = programs.compiled()
         return math.nan if program is None else facts.costs.seconds("cpu", program.work(rows))

@@ -29,6 +29,7 @@ from junctor.model.errors import BudgetError
 from junctor.model.network import Network
 from junctor.model.options import ComputeOptions
 from junctor.model.query import Query, answered_names, sampler_of
+from junctor.model.simplify import with_links
 from junctor.model.strategies import Strategy
 from junctor.planning.budget import FOREVER
 from junctor.planning.plan import Plan
@@ -66,6 +67,10 @@ SAMPLED = 8
 MOST_THREADS = 32
 
 
+# Entries of cliques of possible states, for each of all states, up to which plans are made of these: messages of links
+# are more operands.
+MOST_POSSIBLE = 1 / 2
+
 # Strategies that may use a GPU; all others are of no use to one.
 ON_DEVICES = (Strategy.GPU_BLOCKS, Strategy.CHUNKS, Strategy.SAMPLES, Strategy.CIRCUIT)
 # Entries of messages for each entry of a factor, about: a plan, which takes time, would tell.
@@ -79,6 +84,7 @@ class PlanStore:
     """What facts of one network and query share: plans, their memory, and what is known of patterns.
 
     circuits: by what is fixed, observed and asked for: decisions that a search was allowed, and what it found.
+    possible: possible states of each variable, none where plans are made with all; None before anybody asks.
     compiling: seconds until code of trees is compiled, 0 where it is there, None before anybody asks.
     budget: of exact answers where rows beyond it are sampled, None before anybody asks.
     budget_file: where the first who comes writes it.
@@ -92,6 +98,7 @@ class PlanStore:
     row_engines: dict[tuple[int, int], RowEngine] = field(default_factory=dict)
     works: dict[Pattern, RowWork] = field(default_factory=dict)
     circuits: dict[tuple[object, ...], tuple[int, CircuitParts | str]] = field(default_factory=dict)
+    possible: Sequence[tuple[int, ...]] | None = None
     compiling: float | None = None
     budget: ExactBudget | None = None
     budget_file: AnyPath | None = None
@@ -178,13 +185,31 @@ class Facts:
         key = self.key(pattern, rows)
 
         def compiled() -> Plan:
-            targets = None if self.query.targets is None else self.targets
+            shape, targets = self.problem(pattern)
             # A search makes millions of small objects, none of which is garbage before its end.
-            what = pattern, targets, self.explains, key[1]
+            what = shape, pattern, targets, self.explains, key[1]
             with collector_paused():
-                return kept_plan(self.shape, *what, lambda: _made(self.shape, *what))
+                return kept_plan(*what, lambda: _made(*what))
 
         return cached(self.store.plans, key, KEPT_PLANS, compiled)
+
+    def problem(self, pattern: Pattern) -> tuple[Shape, tuple[int, ...] | None]:
+        """Return of what a plan for `pattern` is made: a shape, and the targets, None for all variables."""
+        network = self.plan_network(pattern)
+        targets = None if self.query.targets is None and network is self.network else self.targets
+        return self.shape if network is self.network else shape_of(network), targets
+
+    def plan_network(self, pattern: Pattern) -> Network:
+        """Return the network that has the numbers of a plan for `pattern`: without impossible states, if these count.
+
+        Trees find by themselves which states are possible, as circuits do.
+        """
+        if self.store.possible is None:
+            # States of a maximum would need links as well, and are traced by plans of several patterns.
+            self.store.possible = () if self.explains else _possible_states(self.network, self.shape)
+        if not self.store.possible:
+            return self.network
+        return with_links(self.network, self.store.possible, pattern.sliced, pattern.weighted.union(self.targets))
 
     def key(self, pattern: Pattern, rows: int) -> PlanKey:
         """Return the key of the plan for a pattern that so many rows will use."""
@@ -444,6 +469,22 @@ def _sampler(network: Network, query: Query, options: ComputeOptions) -> Samplin
     from junctor.sampling.engine import SamplingEngine
 
     return SamplingEngine(network, query, options)
+
+
+def _possible_states(network: Network, shape: Shape) -> Sequence[tuple[int, ...]]:
+    """Return the possible states of each variable; none where their cliques are not much smaller, without evidence."""
+    kept = network.possible_states
+    if kept is None:
+        return ()
+    # Imported here, as below: most networks have few impossible states.
+    from junctor.planning.elimination import CRITERIA, GreedyElimination, moral_graph
+
+    count, narrow = len(kept), tuple(map(len, kept))
+    what = moral_graph(count, shape.scopes), frozenset(range(count))
+    # The quickest criterion: others take seconds for a thousand variables of large cliques.
+    orders = (GreedyElimination(*what, sizes).by(CRITERIA[0]) for sizes in (shape.cardinalities, narrow))
+    whole, left = (order.entries for order in orders)
+    return kept if left <= MOST_POSSIBLE * whole else ()
 
 
 def _made(shape: Shape, pattern: Pattern, targets: tuple[int, ...] | None, explain: bool, rows: int) -> Plan:

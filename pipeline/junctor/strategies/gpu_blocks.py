@@ -65,7 +65,7 @@ class GpuRows(Way):
             # Imported where a plan is bound for a forecast.
             from junctor.backends.gpu_plan import GpuBlocks
 
-            program = Program(plan, facts.network, first)
+            program = Program(plan, facts.plan_network(plan.pattern), first)
             seconds = GpuBlocks(program, rows, facts.gpu_room().bytes, sizes.room, facts.costs).seconds(rows)
         elif seconds >= policy.FITTED_FORECAST:
             seconds = plan_seconds(plan, first, rows, facts.costs)
