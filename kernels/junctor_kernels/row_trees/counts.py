@@ -501,13 +501,3 @@ def _add_family(factors: Any, planned: Any, number: int, weight: float, work: An
         if x > 0.0:
             add_to(sums, target, weight * x)
         target, _, _, _ = next_entry(work.axes, work.counters, 0, axes, target, ZERO, ZERO)
-
-
-@gradual
-@loops
-def add_sums(source: Any, into: Any) -> None:
-    """Add sums to others, float64 [entries, 2]."""
-    for entry in range(source.shape[0]):
-        if source[entry, 0] != 0.0:
-            add_to(into, entry, source[entry, 0])
-            add_to(into, entry, source[entry, 1])

@@ -106,7 +106,7 @@ class Observations:
         sums[:, split.SUM] = self._complete
         # A chunk after the other: sums depend on their order.
         for chunk in chunks:
-            kernel.add_sums(chunk, sums)
+            _add_sums(chunk, sums)
         return Expectation(sums.sum(axis=1), self._scale + complete + float((self._weights * log_values).sum()))
 
 
@@ -270,7 +270,7 @@ def _are_plain(states: npt.NDArray[np.int32], weights: Floats) -> bool:
 
 
 def _add_sums(source: Floats, into: Floats) -> None:
-    """Add sums to others, float64 [entries, 2], as `kernel.add_sums`, which would have to be compiled."""
+    """Add sums to others, float64 [entries, 2]."""
     for value in source.T:
         before = into[:, split.SUM].copy()
         total = before + value
