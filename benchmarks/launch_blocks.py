@@ -18,6 +18,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from junctor.backends import gpu
 from junctor.backends import gpu_plan as gpu_blocks
 from junctor.backends import register_tiles as tiles
 from junctor.backends.evidence_blocks import block_of
+from junctor.backends.gpu_items import Schedule
 from junctor.backends.lowering import LoweredPlan
 from junctor.backends.numpy import Program
 from junctor.backends.register_tiles import Shapes
@@ -36,21 +38,25 @@ from junctor.calibration.blocks import CalibrationCase, KeptProgram, unwritten
 from junctor.calibration.harness import save
 from junctor.cost.dataset import Measured, MeasuredDevice
 from junctor.evidence.batch import EvidenceBatch
+from junctor.planning.levels import LaunchLevels
 from junctor.runtime.threads import in_threads
-from junctor_kernels.gpu.blocks import SMALL_SHAPES, TILE_SHAPES
+from junctor_kernels.gpu.blocks import TILE_SHAPES, many_source
+from junctor_kernels.gpu.device import KernelModule
 from junctor_kernels.tables.reference import DOUBLE, SINGLE
 
 # Bytes of evidence and answers on their way.
 HOST_BYTES = 1 << 34
 BLOCKS, UNDER_WAY = (1, 2, 3, 4, 6, 8, 12), (1, 2, 3, 4)
 ROUNDS = 3
+ALL_SHAPES = (*((1, n) for n in range(2, 9)), (2, 2), (2, 3), (2, 4), (3, 2), (3, 3), (4, 2))
+KERNELS = KernelModule(partial(many_source, shapes=ALL_SHAPES))
 # The same tiles, told apart by their order.
-BEFORE = TILE_SHAPES[::-1]
+BEFORE = ALL_SHAPES[::-1]
 WAYS: dict[str, Shapes] = {
     "rule before": BEFORE,
-    "fewest rows": TILE_SHAPES,
-    "one line": tuple(shape for shape in TILE_SHAPES if shape[0] == 1),
-    "small": SMALL_SHAPES,
+    "fewest rows": ALL_SHAPES,
+    "one line": tuple(shape for shape in ALL_SHAPES if shape[0] == 1),
+    "small": TILE_SHAPES,
     "none": (),
 }
 
@@ -60,7 +66,7 @@ _all_that_pay = tiles.tiles_that_pay
 def rule_before(what: Any, rows: Any, factor: bool, shapes: Shapes) -> list[tuple[int, tuple[int, int]]]:
     if shapes != BEFORE:
         return _all_that_pay(what, rows, factor, shapes)
-    found = _all_that_pay(what, rows, factor, TILE_SHAPES)
+    found = _all_that_pay(what, rows, factor, ALL_SHAPES)
     several, one = ([each for each in found if (each[1][0] > 1) == more][:1] for more in (True, False))
     return several + one
 
@@ -77,6 +83,10 @@ class InTiles(KeptProgram):
 
     def tile_shapes(self) -> Shapes:
         return WAYS[self._way]
+
+    def _schedule(self, plan: LoweredPlan, stages: LaunchLevels) -> Schedule:
+        self.kernels = KERNELS
+        return super()._schedule(plan, stages)
 
 
 def measure_tiles(task: tuple[CalibrationCase, int]) -> tuple[MeasuredDevice, list[Measured] | str]:

@@ -15,17 +15,14 @@ from helpers.blocks import blocks_of, compare, questions
 from helpers.engine_cases import in_log_space
 from helpers.gpu_blocks import DEVICES, ON, cliques_of_every_shape, few_threads, opened, several  # noqa: F401
 from hypothesis import given
-from junctor.backends import gpu_plan as gpu_blocks
 from junctor.backends import numpy as reference
 from junctor.backends import register_tiles as tiles
 from junctor.backends.gpu import GpuProgram, _Place
 from junctor.backends.numpy import BlockOutcome, EvidenceBlock, Program
 from junctor.backends.plan_memory import ProgramCache
 from junctor.calibration import blocks as tuning
-from junctor.cost.dataset import MeasuredDevice
 from junctor.cost.features.gpu_stages import CaseParallel, EntryParallel
 from junctor.cost.features.registry import BACKENDS
-from junctor.cost.model import local_cost_models
 from junctor.engine.engine import Engine
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch
 from junctor.generate import hmm, layered, sample
@@ -368,40 +365,14 @@ def test_memory_of_the_host_is_counted_and_given_back(device: Callable[[], gpu.B
 
 
 @ON
-@pytest.mark.parametrize(("rows", "shapes"), [(2048, gpu.SMALL_SHAPES), (2100, gpu.TILE_SHAPES)])
-def test_small_blocks_have_small_tiles(
-    device: Callable[[], gpu.BlockDevice], rows: int, shapes: tuple[tuple[int, int], ...]
-) -> None:
-    network = layered(layers=3, width=3, states=6, parents=2, seed=2)
-    program = Program(
-        compile_plan(shape_of(network), Pattern(frozenset([0]), frozenset()), None, False, 1), network, SINGLE
-    )
-    on_gpu = GpuProgram(program, rows, opened(device), host=1 << 24)
-    assert on_gpu.tile_shapes() == shapes
-    assert on_gpu.kernels is (gpu.SMALL_TILES if shapes == gpu.SMALL_SHAPES else gpu.ALL_TILES)
-
-
-@pytest.mark.parametrize(
-    ("states", "rows", "kernels"),
-    [(2, 1, gpu.FEW_CASES), (2, 5000, gpu.SMALL_TILES), (3, 2000, gpu.SMALL_TILES), (3, 5000, gpu.ALL_TILES)],
-)
-def test_a_plan_compiles_the_tiles_that_it_has(states: int, rows: int, kernels: KernelModule) -> None:
-    network = layered(layers=4, width=3, states=states, parents=1, seed=2)
-    pattern = Pattern(frozenset([0]), frozenset())
-    program = Program(compile_plan(shape_of(network), pattern, None, False, 1), network, SINGLE)
-    speeds = local_cost_models().gpu(MeasuredDevice("NVIDIA H200", {}))
-    assert gpu_blocks.GpuBlocks(program, rows, 1 << 30, 1 << 24, speeds).kernels is kernels
-
-
-@ON
 @pytest.mark.parametrize(
     ("query", "rows", "compiled"),
     [
         (Query(), 1, {gpu.FEW_CASES, gpu.ANSWERS}),
-        (Query(), 1000, {gpu.SMALL_TILES, gpu.ANSWERS}),
+        (Query(), 1000, {gpu.MANY_CASES, gpu.ANSWERS}),
         (Query(answers="scores"), 1, {gpu.FEW_CASES, gpu.SCORES}),
         (Query("mpe"), 1, {gpu.FEW_CASES, gpu.ANSWERS}),
-        (Query("mpe"), 1000, {gpu.SMALL_TILES, gpu.ANSWERS}),
+        (Query("mpe"), 1000, {gpu.MANY_CASES, gpu.ANSWERS}),
     ],
 )
 def test_an_answer_asks_for_the_kernels_that_it_launches(

@@ -9,8 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from junctor.backends import register_tiles as tiles
 from junctor.backends.sparsity import NonzeroSupport
-from junctor_kernels.gpu.blocks import SMALL_SHAPES, TILE_SHAPES
+from junctor_kernels.gpu.blocks import TILE_SHAPES
 from junctor_kernels.tables.axes import Contraction, contraction
+
+# More than any backend has.
+ALL_SHAPES = (*((1, n) for n in range(2, 9)), (2, 2), (2, 3), (2, 4), (3, 2), (3, 3), (4, 2))
 
 
 @st.composite
@@ -41,7 +44,7 @@ def terms_of(what: Contraction, masks: list[np.ndarray], entries: list[int]) -> 
     ]
 
 
-@given(drawn=products(), factor=st.booleans(), shapes=st.sampled_from([TILE_SHAPES, SMALL_SHAPES, tiles.CPU_SHAPES]))
+@given(drawn=products(), factor=st.booleans(), shapes=st.sampled_from([ALL_SHAPES, TILE_SHAPES, tiles.CPU_SHAPES]))
 def test_the_cheapest_walk_lists_the_terms_of_its_tiles(
     drawn: tuple[Contraction, list[np.ndarray]], factor: bool, shapes: tiles.Shapes
 ) -> None:
@@ -62,7 +65,7 @@ def test_the_cheapest_walk_lists_the_terms_of_its_tiles(
 @given(drawn=products())
 def test_walks_cover_every_entry_and_share_what_tiles_read(drawn: tuple[Contraction, list[np.ndarray]]) -> None:
     what, _ = drawn
-    for walk in tiles.walks(what, (0, 1), False, TILE_SHAPES):
+    for walk in tiles.walks(what, (0, 1), False, ALL_SHAPES):
         assert sorted(set(walk.order.tolist())) == list(range(what.kept_entries))
         assert walk.order.size <= tiles.MOST_PADDING * what.kept_entries
         lines, width = walk.shape
@@ -74,7 +77,7 @@ def test_walks_cover_every_entry_and_share_what_tiles_read(drawn: tuple[Contract
 
 def test_tiles_read_as_few_rows_as_they_can() -> None:
     what = contraction((0, 1), (2,), [(0, 2), (1, 2)], {0: 9, 1: 8, 2: 5})
-    best, *others, alone = tiles.walks(what, (0, 1), False, TILE_SHAPES)
+    best, *others, alone = tiles.walks(what, (0, 1), False, ALL_SHAPES)
     # Nine tiles that read six rows each for a term, nine of whose entries are there twice.
     assert (best.shape, best.tiles) == ((3, 3), 9)
     assert all(each.tiles * sum(each.shape) >= 9 * 6 for each in others)
@@ -83,5 +86,5 @@ def test_tiles_read_as_few_rows_as_they_can() -> None:
 
 def test_only_the_best_walk_is_made_where_it_is_asked_for() -> None:
     what = contraction((0, 1), (2,), [(0, 2), (1, 2)], {0: 60, 1: 60, 2: 5})
-    (best,) = tiles.walks(what, (0, 1), False, TILE_SHAPES, every=False)
-    assert best.shape == tiles.walks(what, (0, 1), False, TILE_SHAPES)[0].shape == (3, 3)
+    (best,) = tiles.walks(what, (0, 1), False, ALL_SHAPES, every=False)
+    assert best.shape == tiles.walks(what, (0, 1), False, ALL_SHAPES)[0].shape == (3, 3)

@@ -61,7 +61,7 @@ def test_all_kernels_for_rows_of_a_plan_are_compiled(monkeypatch: pytest.MonkeyP
     name, load = next(warmup._ways("gpu"))
     load()
     assert name == "rows of a plan"
-    kinds = blocks.FEW_CASES, blocks.SMALL_TILES, blocks.ALL_TILES, blocks.ANSWERS, blocks.SCORES
+    kinds = blocks.FEW_CASES, blocks.MANY_CASES, blocks.ANSWERS, blocks.SCORES
     assert len(loaded) == len(kinds) * 4
     assert set(loaded) == {(kind, algebra) for kind in kinds for algebra in ("single", "double", "log", "max")}
     assert all(name != "rows of a plan" for name, _ in warmup._ways("cpu"))

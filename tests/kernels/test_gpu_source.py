@@ -35,8 +35,7 @@ def test_every_kernel_is_in_the_module_that_launches_it(algebra: str) -> None:
     explains = algebra == "max"
     for kernels, names in (
         (gpu.FEW_CASES, ["propagate_few", *[gpu.TRACE_FEW] * explains]),
-        (gpu.SMALL_TILES, ["contract_many", "rest_many", *[gpu.TRACE_MANY, gpu.TRACE_SOME] * explains]),
-        (gpu.ALL_TILES, ["contract_many", "rest_many", *[gpu.TRACE_MANY, gpu.TRACE_SOME] * explains]),
+        (gpu.MANY_CASES, ["contract_many", "rest_many", *[gpu.TRACE_MANY, gpu.TRACE_SOME] * explains]),
     ):
         assert kernels_of(kernels, algebra) == names
     writers = [gpu.WRITE_STATES] if explains else [*gpu.WRITERS.values(), *gpu.SCORERS.values()]
@@ -50,15 +49,10 @@ def kernels_of(kernels: KernelModule, algebra: str) -> list[str]:
     return re.findall(r"__global__ void __launch_bounds__\([^)]*\) (\w+)", text)
 
 
-def test_contractions_are_compiled_for_the_tiles_that_a_module_has() -> None:
-    found = [
-        re.findall(r"TILES\((\d), (\d)\)", kernels.text("single").split("EVERY_TILE", 1)[1].split("\n", 1)[0])
-        for kernels in (gpu.SMALL_TILES, gpu.ALL_TILES)
-    ]
-    shapes = [[(int(lines), int(entries)) for lines, entries in tiles] for tiles in found]
-    assert shapes == [[*gpu.SMALL_SHAPES], [*gpu.TILE_SHAPES]]
-    # What small blocks have, a block has too whose tables happen to need no other.
-    assert set(gpu.SMALL_SHAPES) < set(gpu.TILE_SHAPES)
+def test_contractions_are_compiled_for_the_tiles_that_there_are() -> None:
+    line = gpu.MANY_CASES.text("single").split("EVERY_TILE", 1)[1].split("\n", 1)[0]
+    found = [(int(lines), int(entries)) for lines, entries in re.findall(r"TILES\((\d), (\d)\)", line)]
+    assert found == [*gpu.TILE_SHAPES]
 
 
 @pytest.mark.parametrize(("architecture", "algebra"), [*SINGLE, DOUBLE, LOG, *MAXIMA])

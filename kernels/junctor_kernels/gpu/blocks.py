@@ -71,10 +71,9 @@ WARP = 32
 _TRACED_BY = {TRACE_MANY: 1, TRACE_SOME: TRACE_LANES, TRACE_FEW: WARP}
 # Operands that a contraction may have.
 MOST_OPERANDS = 32
-# Tiles that contractions of many cases may have: lines, and entries of a line. The compiler takes many seconds for all
-# of them, and one for the small ones, which are all that small blocks have, and plans of small tables.
-TILE_SHAPES = (*((1, n) for n in range(2, 9)), (2, 2), (2, 3), (2, 4), (3, 2), (3, 3), (4, 2))
-SMALL_SHAPES = ((1, 2), (2, 2))
+# Tiles that contractions of many cases may have: lines, and entries of a line. Larger ones read fewer rows, and take no
+# less time: a warp is through with a small one sooner, and there are more of them. They take longer to compile.
+TILE_SHAPES = ((1, 2), (2, 2))
 # Cases that a warp takes at once: 16 bytes for each of its lanes.
 LANE_BYTES = 16
 # Share of the memory of a device that work may take by default, and of what is free at the most: the driver and lowered
@@ -140,11 +139,6 @@ def many_source(algebra: str, shapes: Sequence[tuple[int, int]] = TILE_SHAPES) -
     return _propagation(algebra, "many.cu", f"#define EVERY_TILE {tiles}")
 
 
-def small_source(algebra: str) -> str:
-    """Return the same with small tiles alone."""
-    return many_source(algebra, SMALL_SHAPES)
-
-
 def answers_source(algebra: str) -> str:
     """Return the source of what writes posteriors, or explanations in "max"."""
     return _source(algebra, *(["states.cu"] if algebra == "max" else ["posterior.cu", "answers.cu"]))
@@ -181,11 +175,11 @@ def _score_constants() -> list[str]:
     ]
 
 
-# What a run compiles when it needs it. What propagates a block is in one of the first three: each has its own `run`.
-FEW_CASES, SMALL_TILES, ALL_TILES = KernelModule(few_source), KernelModule(small_source), KernelModule(many_source)
+# What a run compiles when it needs it. What propagates a block is in one of the first two: each has its own `run`.
+FEW_CASES, MANY_CASES = KernelModule(few_source), KernelModule(many_source)
 ANSWERS, SCORES = KernelModule(answers_source), KernelModule(scores_source)
 # All of them, those first that take the longest.
-MODULES = (ALL_TILES, SMALL_TILES, FEW_CASES, SCORES, ANSWERS)
+MODULES = (MANY_CASES, FEW_CASES, SCORES, ANSWERS)
 
 
 class Writer(NamedTuple):

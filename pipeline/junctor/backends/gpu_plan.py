@@ -6,15 +6,13 @@ import math
 
 import numpy as np
 import numpy.typing as npt
-from junctor_kernels.cpu.bytecode import HOW, KIND, LINES_OF_TILE, PRODUCTS, REDUCE, SIZE, SUMS
+from junctor_kernels.cpu.bytecode import SUMS
 from junctor_kernels.gpu.blocks import (
-    ALL_TILES,
     FEW_CASES,
     LANE_BYTES,
+    MANY_CASES,
     MOST_OPERANDS,
     PARTS,
-    SMALL_SHAPES,
-    SMALL_TILES,
     TILE_SHAPES,
     TRACE_FEW,
     TRACE_MANY,
@@ -22,7 +20,6 @@ from junctor_kernels.gpu.blocks import (
     WARP,
     BlockLaunch,
 )
-from junctor_kernels.gpu.device import KernelModule
 from junctor_kernels.tables.reference import MAX_LOG, Algebra
 
 from junctor.backends.gpu_items import Schedule, items_of, too_many_operands
@@ -37,9 +34,6 @@ from junctor.planning.first_fit import ALIGNED, arena
 from junctor.planning.levels import LaunchLevels, stages_of
 from junctor.planning.plan import Plan
 
-# Cases of a block, up to which tiles are small: a warp is through with its item sooner, and there are more of them,
-# which is worth more than rows that are read less often.
-SMALL_BLOCK = 1 << 11
 # Blocks on their way at once: one is computed while another is brought in or taken out. A third one gains nothing.
 IN_FLIGHT = 2
 # Cases of a block: more gain nothing, fewer leave multiprocessors idle.
@@ -96,7 +90,7 @@ class GpuBlocks:
         self._lowered = self._lower(places)
         if too_many_operands(self._lowered.code, self.many):
             raise OverflowError(f"a product of more than {MOST_OPERANDS} tables is more than the GPU kernels take")
-        self.kernels = self._kernels(self._lowered) if self.many else FEW_CASES
+        self.kernels = MANY_CASES if self.many else FEW_CASES
         self._items, self.stages, self.work = self._schedule(self._lowered, stages)
 
     def seconds(self, rows: int) -> float:
@@ -112,17 +106,7 @@ class GpuBlocks:
 
     def tile_shapes(self) -> TileShapes:
         """Return what tiles there may be."""
-        if not self.many:
-            return ()
-        return SMALL_SHAPES if self.cases <= SMALL_BLOCK else TILE_SHAPES
-
-    def _kernels(self, plan: LoweredPlan) -> KernelModule:
-        """Return the kernels for many cases that have the tiles of the plan."""
-        steps = plan.code.steps
-        tiled = steps[(steps[:, KIND] == REDUCE) & (steps[:, HOW] != PRODUCTS)]
-        lines, entries = tiled[:, LINES_OF_TILE], tiled[:, SIZE] // tiled[:, LINES_OF_TILE]
-        is_small = set(zip(lines.tolist(), entries.tolist(), strict=True)) <= set(SMALL_SHAPES)
-        return SMALL_TILES if is_small else ALL_TILES
+        return TILE_SHAPES if self.many else ()
 
     def _schedule(self, plan: LoweredPlan, stages: LaunchLevels) -> Schedule:
         """Return the items of a block and its launches."""

@@ -1,6 +1,6 @@
 // Many cases: a warp does an item for 32 * WIDTH of them, the case axis innermost. Loads and stores of rows are 128 bits
 // a lane, offsets and entries of factors the same for a whole warp. Before the source comes EVERY_TILE, the tiles that
-// contractions may have, each as TILES(lines, entries of a line): most of the time of a compiler goes into these.
+// contractions may have, each as TILES(lines, entries of a line): half a second or more of a compiler each.
 
 // Terms of which a loop has the code side by side; exponentials are long enough by themselves, and take long to compile.
 #ifdef SUMS_ARE_PLAIN
