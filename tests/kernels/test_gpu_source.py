@@ -15,7 +15,7 @@ from junctor_kernels.gpu import entries as entries_gpu
 from junctor_kernels.gpu.blocks import BlockLaunch, grid
 from junctor_kernels.gpu.device import KernelModule
 
-# All tiles take the compiler up to half a minute, the rest a few seconds.
+# The compiler takes up to some seconds for each.
 MODULES = pytest.mark.parametrize("kernels", gpu.MODULES, ids=lambda kernels: kernels.source.__name__)
 SINGLE = [pytest.param(each, "single", marks=[pytest.mark.slow] if each != "sm_90" else []) for each in ARCHITECTURES]
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from junctor_kernels.circuits.state import FRAMES, TRAIL, TRAIL_AT, SearchState, narrow
-from junctor_kernels.circuits.tables import MOST_AXES, ONE, Ints, ShortInts, Words, larger, states_of
+from junctor_kernels.circuits.tables import MOST_AXES, ONE, Ints, ShortInts, Words, grown, states_of
 from junctor_kernels.cpu.jit import inlined, part
 
 # Entries of `Nogoods.counts`.
@@ -102,13 +102,7 @@ GROWING = {
 
 def with_nogood_room(nogoods: Nogoods) -> Nogoods:
     """Return nogoods with room for one more, and for what a step may log; what is full has twice of it."""
-    made = {}
-    for name, count in GROWING.items():
-        array = getattr(nogoods, name)
-        while int(nogoods.counts[count]) + len(nogoods.heads) + 2 > len(array):
-            array = larger(array)
-        made[name] = array
-    return nogoods._replace(**made)
+    return nogoods._replace(**grown(nogoods, GROWING, len(nogoods.heads) + 2))
 
 
 @inlined

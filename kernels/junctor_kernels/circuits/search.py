@@ -13,7 +13,6 @@ import math
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from junctor_kernels.circuits.nodes import (
     EDGES,
@@ -88,8 +87,8 @@ from junctor_kernels.circuits.tables import (
     ONE,
     ZEROS,
     TableStore,
+    grown,
     is_several,
-    larger,
     restricted,
     states_of,
     whole,
@@ -113,14 +112,7 @@ def with_room(
     tables: TableStore, state: SearchState, nodes: NodeStore, nogoods: Nogoods
 ) -> tuple[TableStore, SearchState, NodeStore, Nogoods]:
     """Return all four with room for what a step may need; what is full has twice of it."""
-    n = len(state.ranks)
-    made: dict[str, npt.NDArray[Any]] = {}
-    for name, count in GROWING.items():
-        array = getattr(state, name)
-        while int(state.counts[count]) + n + MOST_STATES + 2 > len(array):
-            array = larger(array)
-        made[name] = array
-    state = state._replace(**made)
+    state = state._replace(**grown(state, GROWING, len(state.ranks) + MOST_STATES + 2))
     if 2 * (int(state.counts[CACHED]) + 1) > len(state.cache_nodes):
         size = 2 * len(state.cache_nodes)
         keys, found, weights = np.zeros((size, 2), dtype=np.uint64), np.zeros(size, dtype=np.int32), np.zeros(size)
@@ -326,12 +318,10 @@ def _branch(tables: Any, state: Any, nodes: Any, nogoods: Any, top: int) -> Any:
         for i in range(frame[FROM], frame[TO]):
             nogoods.owners[state.members[i]] = nogoods.counts[BRANCHES]
         conflict = pending(state, nogoods)
-    if conflict != DECIDED:
-        forget_queue(state)
-        learn(tables, state, nogoods, conflict)
-        found = np.int64(DEAD)
-    else:
+    if conflict == DECIDED:
         found = np.int64(_propagate(tables, state, nogoods))
+    else:
+        found = np.int64(_dead_end(tables, state, nogoods, conflict))
     if found == FULL:
         undo(state, frame[TRAIL_AT])
         return False
@@ -528,6 +518,14 @@ def _take_step(tables: Any, state: Any, factor: int, step: int) -> Any:
     return True
 
 
+@inlined
+def _dead_end(tables: Any, state: Any, nogoods: Any, conflict: int) -> Any:
+    """Propagate no further, learn why, and return DEAD; conflict: as in `learn`."""
+    forget_queue(state)
+    learn(tables, state, nogoods, conflict)
+    return DEAD
+
+
 @part
 def _propagate(tables: Any, state: Any, nogoods: Any) -> Any:
     """Narrow tables to the states of queued variables, until none is left: ALIVE, DEAD, or FULL for want of room."""
@@ -561,13 +559,9 @@ def _propagate(tables: Any, state: Any, nogoods: Any) -> Any:
                     counts[QUEUE] += 1
                     return FULL
             if left == np.uint64(0) or not _take_step(tables, state, factor, step):
-                forget_queue(state)
-                learn(tables, state, nogoods, factor)
-                return DEAD
+                return _dead_end(tables, state, nogoods, factor)
         if nogoods.counts[NOGOODS] > 0:
             conflict = visited(state, nogoods, v)
             if conflict != DECIDED:
-                forget_queue(state)
-                learn(tables, state, nogoods, conflict)
-                return DEAD
+                return _dead_end(tables, state, nogoods, conflict)
     return ALIVE

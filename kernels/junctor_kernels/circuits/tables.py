@@ -6,6 +6,7 @@ the states that it supports alone; what a restriction leads to is remembered. Ke
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -122,6 +123,19 @@ def larger(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     made[: len(array)] = array
     if array.dtype == np.int32:
         made[len(array) :] = UNKNOWN
+    return made
+
+
+def grown(arrays: Any, growing: Mapping[str, int], room: int) -> dict[str, npt.NDArray[Any]]:
+    """Return arrays of a named tuple with `counts` by their names, with room for so many more entries.
+
+    growing: the place in `counts` of the length in use of each.
+    """
+    made = {}
+    for name, count in growing.items():
+        made[name] = getattr(arrays, name)
+        while int(arrays.counts[count]) + room > len(made[name]):
+            made[name] = larger(made[name])
     return made
 
 
