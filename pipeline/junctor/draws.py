@@ -1,43 +1,71 @@
 """Rows drawn from a network: forward, or for each row of evidence exactly from what it leaves possible.
 
 Main class: Draws; called by `Network.sample` and the command line. `junctor.generate` draws forward,
-`junctor.cliques.draws` from calibrated clique tables. What a row draws depends on the seed, its number and its evidence
-alone.
+`junctor.cliques.draws` from calibrated clique tables, and where these are large `junctor.circuits.draws` from a
+circuit. What a row draws depends on the seed, its number and its evidence alone.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
-from typing import Any, Unpack
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, Unpack
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import csv, parquet
 
-from junctor.cliques.draws import States, draw
+from junctor.circuits.limits import DENSE, MOST_DECISIONS, SearchLimits
+from junctor.cliques.draws import CliqueDraws, States
 from junctor.cliques.tree import StoredTree
+from junctor.evidence.batch import EvidenceBatch
 from junctor.evidence.read import EvidenceSource
 from junctor.generate import BLOCK_ROWS, CASE_ID, evidence_batches, record_batches
 from junctor.learning.rows import PIECE_ROWS, open_rows, row_options
 from junctor.model.arguments import real, whole
-from junctor.model.errors import EvidenceError, InputError, ModelError
+from junctor.model.errors import BudgetError, EvidenceError, InputError, ModelError
 from junctor.model.network import Network
 from junctor.model.option_table import DrawOptions, RowOptions, defaults_of, takes_keywords
+from junctor.model.options import ComputeOptions
+from junctor.planning.cliques import plan_stored
+from junctor.planning.shape import shape_of
 from junctor.runtime.dask_cluster import Resources
 from junctor.runtime.files import written_atomically
-from junctor.runtime.machine import compute_options
+from junctor.runtime.machine import allowed_memory, compute_options, usable_cores
 from junctor.runtime.remote import AnyPath
-from junctor.sampling.rows import Hard, Soft, evidence_of
+from junctor.sampling.rows import evidence_of
+from junctor.strategies.circuit import ROW_DECISIONS, fixed_states
+
+if TYPE_CHECKING:
+    from junctor.circuits.evaluate import CircuitProgram
 
 # Cells of a batch that are drawn from clique tables, at most.
 BLOCK_CELLS = 1 << 24
+# Entries of clique tables up to which a network is drawn from them; beyond, a circuit is searched for, and taken where
+# each of its edges replaces so many entries, since it adds up logarithms.
+MANY_ENTRIES, EDGE_ENTRIES = 1 << 24, 8
 # Rows without draws that are told of.
 MOST_TOLD = 10
 # Keys of Philox are two numbers of 64 bits: the seed and the number of a row.
 MOST_SEED = 1 << 64
+
+
+class RowDraws(Protocol):
+    """P(all variables | e) of one row, to draw from."""
+
+    @property
+    def choices(self) -> int:
+        """Random numbers that a draw takes at most."""
+
+    def draw(self, chances: npt.NDArray[np.float64]) -> States:
+        """Return draws, int32 [variables, draws]; chances: float64 [draws, choices], from 0 to below 1."""
+
+
+# Returns what draws a row of a batch, or why it is impossible; raises BudgetError for a row that nothing draws.
+GivenRow = Callable[[EvidenceBatch, int], RowDraws | str]
 
 
 class Draws:
@@ -83,10 +111,10 @@ class Draws:
             yield f"{self.undrawn - len(self._told):,} more rows"
 
     def _blocks(self) -> Iterator[States]:
-        """Yield draws from clique tables, block by block, one at the least; `_case_ids` are those of the last one."""
-        tree = StoredTree(self.network, "double", self._cpu, advice="allow more memory (--memory)")
+        """Yield draws given evidence, block by block, one at the least; `_case_ids` are those of the last one."""
+        given = _given_rows(self.network, self._cpu)
         most = max(1, min(BLOCK_ROWS, BLOCK_CELLS // len(self.network.variables)))
-        pieces = self._alone(tree, most) if self._source is None else self._given(tree, most, self._source)
+        pieces = self._alone(given, most) if self._source is None else self._given(given, most, self._source)
         waiting: list[tuple[pa.Array | None, States]] = []
         for piece in pieces:
             if sum(samples.shape[1] for _, samples in waiting) + piece[1].shape[1] > most:
@@ -102,50 +130,105 @@ class Draws:
         empty = np.empty((len(self.network.variables), 0), dtype=np.int32)
         return np.concatenate([empty, *(samples for _, samples in pieces)], axis=1)
 
-    def _alone(self, tree: StoredTree, most: int) -> Iterator[tuple[None, States]]:
+    def _alone(self, given: GivenRow, most: int) -> Iterator[tuple[None, States]]:
         """Yield draws without evidence, at most so many at a time."""
-        for samples in self._of_row(tree, {}, 0, most):
-            yield None, samples
-        if self._told:
+        found = given(EvidenceBatch(1), 0)
+        if isinstance(found, str):
             raise ModelError(f"{self.network.name!r} has nothing to draw: its tables rule out all states together")
+        for samples in self._of_row(found, 0, most):
+            yield None, samples
 
-    def _given(self, tree: StoredTree, most: int, source: EvidenceSource) -> Iterator[tuple[pa.Array, States]]:
+    def _given(self, given: GivenRow, most: int, source: EvidenceSource) -> Iterator[tuple[pa.Array, States]]:
         """Yield the draws of the rows of evidence with their case ids, at most so many at a time."""
         for part in source.partitions(PIECE_ROWS):
-            for row, evidence in enumerate(evidence_of(part.batch, np.arange(part.batch.rows))):
+            for row in range(part.batch.rows):
                 number, case_id = part.first_row + row, part.case_ids.slice(row, 1)
                 self.answered += 1
                 if row in part.batch.invalid:
                     self.invalid += 1
                     self._tell(number, part.batch.invalid[row])
                     continue
-                for samples in self._of_row(tree, self._likelihoods(*evidence), number, most):
+                try:
+                    found = given(part.batch, row)
+                except BudgetError as error:
+                    found = str(error)
+                if isinstance(found, str):
+                    self._tell(number, found)
+                    continue
+                for samples in self._of_row(found, number, most):
                     yield case_id.take(pa.array(np.zeros(samples.shape[1], dtype=np.int32))), samples
 
-    def _of_row(
-        self, tree: StoredTree, evidence: dict[str, npt.NDArray[np.float64]], number: int, most: int
-    ) -> Iterator[States]:
-        """Yield the draws of a row, at most so many at a time; none where its evidence is impossible."""
-        cliques = tree.propagate(evidence)
-        if cliques.log_evidence == -math.inf:
-            self._tell(number, cliques.reason)
-            return
+    def _of_row(self, given: RowDraws, number: int, most: int) -> Iterator[States]:
+        """Yield the draws of a row, at most so many at a time."""
         stream = np.random.Generator(np.random.Philox(key=np.array([self._seed, number], dtype=np.uint64)))
         for first in range(0, self.rows, most):
             # A draw after the other, so that fewer of them are the first ones of more.
-            chances = stream.random((min(most, self.rows - first), len(cliques.scopes)))
-            yield draw(tree.plan, cliques, chances)
-
-    def _likelihoods(self, hard: Hard, soft: Soft) -> dict[str, npt.NDArray[np.float64]]:
-        """Return the likelihood of every state of the variables that one row has evidence on, by their names."""
-        variables = self.network.variables
-        found = {variables[v].name: np.eye(variables[v].cardinality)[state] for v, state in hard.items()}
-        return found | {variables[v].name: values for v, values in soft.items()}
+            yield given.draw(stream.random((min(most, self.rows - first), given.choices)))
 
     def _tell(self, row: int, why: str) -> None:
         self.undrawn += 1
         if len(self._told) < MOST_TOLD:
             self._told.append((row, why))
+
+
+def _given_rows(network: Network, cpu: ComputeOptions) -> GivenRow:
+    """Return what finds draws of rows: clique tables, or circuits where these are large; raises BudgetError."""
+    # Of whole tables: a family is in a clique.
+    plan = plan_stored(shape_of(network))
+    entries, why = plan.total_entries(), "allow more memory (--memory)"
+    if entries > MANY_ENTRIES and network.above_zero < DENSE:
+        program = _program(network, {}, MOST_DECISIONS, cpu)
+        if not isinstance(program, str) and program.circuit.edges * EDGE_ENTRIES < entries:
+            return partial(_from_circuit, program, cpu)
+        try:
+            return partial(_from_cliques, StoredTree(network, "double", cpu, advice=why, plan=plan))
+        except BudgetError as error:
+            if not isinstance(program, str):
+                return partial(_from_circuit, program, cpu)
+            return partial(_from_own_circuit, network, cpu, f"{error}; {program}")
+    return partial(_from_cliques, StoredTree(network, "double", cpu, advice=why, plan=plan))
+
+
+def _from_cliques(tree: StoredTree, batch: EvidenceBatch, row: int) -> RowDraws | str:
+    names = [variable.name for variable in tree.network.variables]
+    cliques = tree.propagate({names[v]: values for v, values in _likelihoods(tree.network, batch, row).items()})
+    return cliques.reason if cliques.log_evidence == -math.inf else CliqueDraws(tree.plan, cliques)
+
+
+def _from_circuit(program: CircuitProgram, cpu: ComputeOptions, batch: EvidenceBatch, row: int) -> RowDraws | str:
+    # Imported where evidence is impossible: with it comes compiled code.
+    from junctor.backends.contradictions import reason_of
+
+    network = program.network
+    return program.draws(batch, row) or reason_of(network, _likelihoods(network, batch, row), allowed_memory(cpu))
+
+
+def _from_own_circuit(
+    network: Network, cpu: ComputeOptions, why: str, batch: EvidenceBatch, row: int
+) -> RowDraws | str:
+    """Return draws of a row from a circuit in which what it observes is fixed; raises BudgetError with why else."""
+    program = _program(network, fixed_states(np.array([row]), batch), ROW_DECISIONS, cpu)
+    if isinstance(program, str):
+        raise BudgetError(f"{why}; for this row {program}")
+    return _from_circuit(program, cpu, batch, row)
+
+
+def _program(network: Network, fixed: dict[int, int], decisions: int, cpu: ComputeOptions) -> CircuitProgram | str:
+    """Return the circuit of all variables with some states fixed, or why there is none."""
+    from junctor.circuits.evaluate import CircuitProgram
+    from junctor.circuits.kept import kept_circuit
+
+    # Auxiliary variables are summed out: nobody sees their states.
+    needed = set(range(len(network.public))) - fixed.keys()
+    limits = SearchLimits(decisions, bytes=min(SearchLimits().bytes, allowed_memory(cpu) // 2))
+    found = kept_circuit(network.with_fewer_axes, fixed, needed, limits, usable_cores())
+    return found if isinstance(found, str) else CircuitProgram(network, found)
+
+
+def _likelihoods(network: Network, batch: EvidenceBatch, row: int) -> dict[int, npt.NDArray[np.float64]]:
+    """Return the likelihood of every state of the variables that one row has evidence on."""
+    hard, soft = evidence_of(batch, np.array([row]))[0]
+    return {v: np.eye(network.cardinalities[v])[state] for v, state in hard.items()} | dict(soft)
 
 
 def sample_table(network: Network, rows: int, evidence: Any, options: dict[str, Any]) -> pa.Table:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +13,27 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pytest
+from circuit_networks import gates
 from helpers.command_line import junctor_cli
 from helpers.files import ASIA
 from helpers.noisy_max import noisy_network
 from helpers.oracle import ZERO_POWER, joint_table
 from helpers.strategies import evidence_batches, networks, row_evidence
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from junctor import BudgetError, EvidenceError, InputError, ModelError, Network, draws, generate, read_network
+from junctor import (
+    BudgetError,
+    EvidenceError,
+    InputError,
+    ModelError,
+    Network,
+    draws,
+    generate,
+    posteriors,
+    read_network,
+)
 from junctor.cliques.tree import StoredTree
+from junctor.evidence.batch import EvidenceBatch
 from junctor.model.network import DraftTable, DraftVariable, Place, build_network
 from junctor_kernels.tables.reference import LOG
 from pyarrow import csv, parquet
@@ -56,10 +70,34 @@ def cases(draw: st.DrawFn) -> tuple[Network, Any]:
     return network, draw(evidence_batches(network, max_rows=1, min_rows=1, invalid=False))
 
 
-@given(cases())
+def through(patch: pytest.MonkeyPatch, way: str) -> None:
+    """Have networks drawn one way, whatever their size."""
+    if way == "cliques":
+        return
+    for name, value in (("MANY_ENTRIES", 0), ("EDGE_ENTRIES", 0), ("DENSE", 2)):
+        patch.setattr(draws, name, value)
+    if way == "circuits of rows":
+        patch.setattr(draws, "MOST_DECISIONS", 0)
+        patch.setattr(draws, "StoredTree", partial(raises, BudgetError("too large")))
+    else:
+        patch.setattr(draws, "StoredTree", partial(raises, BudgetError("circuits alone")))
+
+
+def raises(error: Exception, *_: Any, **__: Any) -> None:
+    raise error
+
+
+@pytest.mark.parametrize("way", ["cliques", "circuit", "circuits of rows"])
+@given(case=cases())
 @settings(max_examples=40)
-def test_draws_are_as_frequent_as_enumeration_says(case: tuple[Network, Any]) -> None:
+def test_draws_are_as_frequent_as_enumeration_says(way: str, case: tuple[Network, Any]) -> None:
     network, batch = case
+    with pytest.MonkeyPatch.context() as patch:
+        through(patch, way)
+        check_draws(network, batch)
+
+
+def check_draws(network: Network, batch: EvidenceBatch) -> None:
     hard, soft = row_evidence(batch, 0)
     columns = {network.variables[v].name: [network.variables[v].states[state]] for v, state in hard.items()}
     columns |= {network.variables[v].name: [list(values)] for v, values in soft.items()}
@@ -71,12 +109,17 @@ def test_draws_are_as_frequent_as_enumeration_says(case: tuple[Network, Any]) ->
             assert network.sample(ROWS, columns).num_rows == 0
         return
     weights = np.ldexp(joint.mantissa, np.maximum(joint.power - top, -5000).astype(np.int32))
-    table = network.sample(ROWS, columns, seed=3)
+    with warnings.catch_warnings(record=True) as told:
+        table = network.sample(ROWS, columns, seed=3)
+    # Entries of 1e-300 multiply to what no circuit holds.
+    assume(not any("too small for a number" in str(each.message) for each in told))
     assert set(table["case_id"].to_pylist()) == {"one"}
     check_fit(codes_of(table, network), weights / weights.sum())
 
 
-def test_without_evidence_a_markov_network_is_drawn_from_its_tree() -> None:
+@pytest.mark.parametrize("way", ["cliques", "circuit", "circuits of rows"])
+def test_without_evidence_a_markov_network_is_drawn_whole(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    through(monkeypatch, way)
     network = generate.grid(2, 3, states=(2, 3), seed=4)
     joint = joint_table(network, {}, {})
     weights = np.ldexp(joint.mantissa, joint.power.astype(np.int32))
@@ -126,6 +169,35 @@ def test_rows_of_evidence_are_drawn_by_themselves(monkeypatch: pytest.MonkeyPatc
     with pytest.warns(UserWarning, match="without draws"):
         cut = network.sample(30, EVIDENCE, seed=1)
     assert cut.combine_chunks().equals(table.combine_chunks())
+
+
+def test_networks_whose_tables_are_too_large_are_drawn_from_circuits() -> None:
+    """Rows keep what they observe, the network rules nothing out that is drawn, and shares are those of posteriors."""
+    network = gates(18)
+    evidence = [{"case_id": "a", "v0": "on", "v323": "off"}, {"case_id": "b", "v20": "on", "v1": "off"}]
+    with pytest.warns(UserWarning, match="^evidence without draws: row 2: impossible: v1 = off with v20 = on$"):
+        table = network.sample(ROWS, evidence, seed=1, memory="512MiB")
+    assert set(table["case_id"].to_pylist()) == {"a"}
+    codes = codes_of(table, network)
+    assert (codes[:, 0] == 1).all()
+    assert not codes[:, 323].any()
+    for factor in network.factors:
+        assert factor.table[tuple(codes[:, v] for v in factor.scope)].all()
+    answers = posteriors(network, evidence[:1])
+    shares = np.array([answers[f"v{v}"].to_pylist()[0][1] for v in range(324)])
+    assert (abs(codes.mean(axis=0) - shares) <= 6 * np.sqrt(shares * (1 - shares) / ROWS) + 1 / ROWS).all()
+    fewer = network.sample(7, evidence[:1], seed=1)
+    assert fewer.equals(table.slice(0, 7))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_rows_that_nothing_draws_are_told(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    through(monkeypatch, "circuits of rows")
+    monkeypatch.setattr(draws, "ROW_DECISIONS", 0)
+    with pytest.warns(UserWarning, match="row 1: too large; no circuit after 0 decisions .* for this row no circuit"):
+        assert generate.grid(2, 3, seed=seed).sample(5, [{"x_0_0": "0"}]).num_rows == 0
+    with pytest.raises(BudgetError, match="too large; no circuit"):
+        generate.grid(2, 3, seed=seed).sample(5)
 
 
 def test_auxiliary_variables_of_noisy_nodes_are_drawn_and_not_shown() -> None:

@@ -275,19 +275,14 @@ def _log_sum(one: float, other: float) -> Any:
     return high if low == -math.inf else high + math.log1p(math.exp(low - high))
 
 
-@loops
-def answer_block_in_logs(
-    circuit: Any, evidence: Any, answers: Any, rows: Any, start: int, values: Any, flows: Any
-) -> None:
-    """Do the same for one case in logarithms: `values` and `flows` of a node each.
-
-    The root of an impossible row is -inf, and it has no posteriors.
-    """
+@part
+def up_in_logs(circuit: Any, evidence: Any, row: int, values: Any) -> Any:
+    """Write the logarithms of the values of all nodes for one row, float64 [nodes], and return that of the root."""
     edges_at, children, leaves, nodes = circuit.edges_at, circuit.children, circuit.indicators.size, circuit.is_sum.size
     for leaf in range(leaves):
-        values[leaf] = 0.0 if indicator_of(evidence, leaf, start) > 0 else -math.inf
+        values[leaf] = 0.0 if indicator_of(evidence, leaf, row) > 0 else -math.inf
         if evidence.soft[leaf] >= 0:
-            values[leaf] += evidence.likelihoods[evidence.soft[leaf], start]
+            values[leaf] += evidence.likelihoods[evidence.soft[leaf], row]
     for node in range(leaves, nodes):
         first, last, total, high = edges_at[node], edges_at[node + 1], 0.0, -math.inf
         if circuit.is_sum[node]:
@@ -300,8 +295,19 @@ def answer_block_in_logs(
             for edge in range(first, last):
                 total += values[children[edge]]
             values[node] = total
-    root = values[nodes - 1]
-    answers.roots[start] = root
+    return values[nodes - 1]
+
+
+@loops
+def answer_block_in_logs(
+    circuit: Any, evidence: Any, answers: Any, rows: Any, start: int, values: Any, flows: Any
+) -> None:
+    """Do the same for one case in logarithms: `values` and `flows` of a node each.
+
+    The root of an impossible row is -inf, and it has no posteriors.
+    """
+    edges_at, children, leaves, nodes = circuit.edges_at, circuit.children, circuit.indicators.size, circuit.is_sum.size
+    answers.roots[start] = root = up_in_logs(circuit, evidence, start, values)
     if answers.indicators.size == 0 or root == -math.inf:
         return
     for node in range(nodes - 1):

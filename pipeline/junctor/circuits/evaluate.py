@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from junctor_kernels.circuits import evaluate
+from junctor_kernels.circuits.draws import most_sums, weigh_terms
 from junctor_kernels.circuits.evaluate import CircuitAnswers, CircuitEvidence, Parents
 from junctor_kernels.circuits.explain import explain_case
 from junctor_kernels.circuits.gpu import Layers, layers_of
@@ -21,6 +22,7 @@ from junctor_kernels.circuits.nodes import FlatCircuit
 
 from junctor.backends.impossible_answers import leave_impossible
 from junctor.circuits.compile import Circuit, first_indicators
+from junctor.circuits.draws import CircuitDraws
 from junctor.circuits.on_gpu import IN_FLIGHT, GpuCircuit, GpuTargets, gpu_host_bytes
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Rows, span_of
 from junctor.model.answers import OK, Answers
@@ -171,6 +173,21 @@ class CircuitProgram:
             logs[place] = explain_case(circuit, weights, evidence, place, variables, values, waiting, states)
             answers.explained[:, row] = states[list(answers.targets)]
         self._write(rows, logs, scales, answers)
+
+    def draws(self, batch: EvidenceBatch, row: int) -> CircuitDraws | None:
+        """Return what draws the states of a row, which observes what is fixed; None where it is impossible."""
+        evidence, _, _ = self._evidence(batch, np.array([row]))
+        circuit = self.circuit.flat
+        bounds = np.zeros(len(circuit.children))
+        root = weigh_terms(circuit, evidence, 0, np.zeros(len(circuit.is_sum)), bounds)
+        if self.circuit.log + root == -math.inf:
+            return None
+        cells = circuit, evidence.numbers, self._variables.astype(np.int32), bounds
+        return CircuitDraws(*cells, self._most_sums, len(self.network.variables), self.circuit.fixed)
+
+    @cached_property
+    def _most_sums(self) -> int:
+        return int(most_sums(self.circuit.flat, np.zeros(len(self.circuit.flat.is_sum), dtype=np.int64)))
 
     def _answer_part(self, batch: EvidenceBatch, rows: Rows, answers: Answers) -> None:
         """Write answers to rows in one format after the other; what is left at last, in logarithms."""

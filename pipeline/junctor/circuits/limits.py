@@ -10,7 +10,8 @@ from junctor.model.network import Factor, Network
 # States of a variable and axes of a table: bits of a word of compiled code. Entries of a factor: sums over larger ones
 # are what trees are for.
 MOST_STATES, MOST_AXES, MOST_ENTRIES = 64, 64, 1 << 20
-
+# Share of entries above zero from which on a network has no zeros to speak of: nobody searches for its circuit unasked.
+DENSE = 0.9
 
 # Decisions of a search by one order.
 MOST_DECISIONS = 400_000

@@ -1,12 +1,13 @@
 """Exact draws from the calibrated clique tables of a case, clique by clique from the roots down.
 
-Main function: `draw`; called by `junctor.draws`. Given its separator, whose states the parent has drawn, the other
+Main class: CliqueDraws; called by `junctor.draws`. Given its separator, whose states the parent has drawn, the other
 variables of a clique depend on nothing drawn before: their probabilities are a row of its table.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -19,27 +20,41 @@ Places = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
-def draw(plan: StoredPlan, cliques: CalibratedCliques, chances: Floats) -> States:
-    """Return draws from P(all variables | e), int32 [variables, draws].
+@dataclass(frozen=True, slots=True)
+class CliqueDraws:
+    """P(all variables | e) of one row, to draw from.
 
     plan: of the tree of `cliques`.
     cliques: of the case, whose evidence is possible.
-    chances: float64 [draws, cliques], random numbers from 0 to below 1.
     """
-    sizes, draws = plan.sizes, len(chances)
-    states = np.empty((len(sizes), draws), dtype=np.int32)
-    # Children come before their parents.
-    for number in reversed(range(len(plan.cliques))):
-        clique = plan.cliques[number]
-        separator, own = np.split(np.array(clique.layout), [len(clique.separator)])
-        given = np.zeros(draws, dtype=np.int64)
-        for variable in separator.tolist():
-            given = given * sizes[variable] + states[variable]
-        rows = cliques.table(number).reshape(plan.separator_entries(number), -1)
-        place = _drawn(rows, given, chances[:, number], logs=not cliques.algebra.tiny)
-        for variable in reversed(own.tolist()):
-            place, states[variable] = np.divmod(place, sizes[variable])
-    return states
+
+    plan: StoredPlan
+    cliques: CalibratedCliques
+
+    @property
+    def choices(self) -> int:
+        """Random numbers that a draw takes: one of each clique."""
+        return len(self.plan.cliques)
+
+    def draw(self, chances: Floats) -> States:
+        """Return draws, int32 [variables, draws].
+
+        chances: float64 [draws, choices], random numbers from 0 to below 1.
+        """
+        plan, cliques, sizes, draws = self.plan, self.cliques, self.plan.sizes, len(chances)
+        states = np.empty((len(sizes), draws), dtype=np.int32)
+        # Children come before their parents.
+        for number in reversed(range(len(plan.cliques))):
+            clique = plan.cliques[number]
+            separator, own = np.split(np.array(clique.layout), [len(clique.separator)])
+            given = np.zeros(draws, dtype=np.int64)
+            for variable in separator.tolist():
+                given = given * sizes[variable] + states[variable]
+            rows = cliques.table(number).reshape(plan.separator_entries(number), -1)
+            place = _drawn(rows, given, chances[:, number], logs=not cliques.algebra.tiny)
+            for variable in reversed(own.tolist()):
+                place, states[variable] = np.divmod(place, sizes[variable])
+        return states
 
 
 def _drawn(rows: npt.NDArray[np.float64], given: Places, chances: Floats, logs: bool) -> Places:

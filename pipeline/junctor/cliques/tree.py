@@ -66,6 +66,7 @@ class StoredTree:
     gpu: an opened device to use instead.
     timed: whether `CalibratedCliques.part_seconds` is to be asked; kernels of a GPU are launched one by one then.
     advice: the next move where tables do not fit the memory.
+    plan: of the network, where it was made before.
 
     Raises DeviceError, EvidenceError for names that are not known; and BudgetError, for a device at the first
     propagation, before any table is made.
@@ -84,6 +85,7 @@ class StoredTree:
         gpu: CliqueDevice | None = None,
         timed: bool = False,
         advice: str = "allow more memory, or ask for posteriors without stored cliques",
+        plan: StoredPlan | None = None,
     ) -> None:
         one_of("precision", precision, Precision)
         if pipeline is not None:
@@ -92,7 +94,7 @@ class StoredTree:
             raise EvidenceError(f"found {in_flight} chunks in flight, expected 1 or more")
         self.network = network
         # Of whole tables: a family is in a clique.
-        self.plan = plan_stored(shape_of(network), cases)
+        self.plan = plan_stored(shape_of(network), cases) if plan is None else plan
         self._ladder = LADDERS[precision]
         self._budget = Budget(allowed_memory(options))
         self._advice = advice

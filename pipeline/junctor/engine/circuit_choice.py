@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from junctor.backends.row_work import RowWork, alone_seconds
-from junctor.circuits.limits import MOST_DECISIONS
+from junctor.circuits.limits import DENSE, MOST_DECISIONS
 from junctor.evidence.batch import EvidenceBatch, Rows
 from junctor.evidence.compiled_cells import evidence_cells
 from junctor.evidence.patterns import NOBODY_LOOKED, PatternGroup, spread
@@ -23,8 +23,6 @@ from junctor.strategies.facts import FEW_ROWS, SAMPLED, Facts
 
 Seconds = npt.NDArray[np.float64]
 
-# Share of entries above zero from which on a network has no zeros to speak of.
-DENSE = 0.9
 # Seconds of trees up to which nobody searches for a circuit, and of a row that are as good as none at all; and of few
 # rows together, where trees of others do not fit and a plan for each pattern would be searched for.
 LEAST_SECONDS, LONG_ROW, FEW_SECONDS = 1.0, 60.0, 10.0
