@@ -18,7 +18,7 @@ from junctor_kernels.gpu.device import KernelModule
 RUNS = """
 import junctor
 import numpy as np
-from junctor import Model, generate, hmm
+from junctor import Model, draws, generate, hmm
 from junctor_kernels.cpu.compilation import compilation
 
 network = generate.random_network(40, seed=5, zeros=0.3)
@@ -28,6 +28,14 @@ for pattern in ("fixed", "missing", "random"):
         evidence = generate.evidence_table(network, samples, 0.3, pattern, seed=1)
         Model(network).posteriors(evidence, precision=precision, case_id="case_id")
     Model(network).most_probable(evidence, case_id="case_id")
+layered = generate.layered(4, 9, zeros=0.6, seed=3)
+first = layered.variables[0].name
+rows = [{}, {first: [1e-310, 1.0]}] * 10
+for precision in ("double", "single"):
+    junctor.posteriors(layered, rows, precision=precision, strategy="circuit")
+junctor.most_probable(layered, rows, strategy="circuit")
+draws.MANY_ENTRIES = draws.EDGE_ENTRIES = 0
+assert layered.sample(5, rows).num_rows == 100
 model = hmm.build_model([0.5, 0.5], [[0.9, 0.1], [0.2, 0.8]], [[0.5, 0.5], [0.1, 0.9]])
 for sequences in ([[0, 1, 1]], [[0] * 500] * 40):
     hmm.viterbi(model, sequences)

@@ -16,9 +16,7 @@ class SampleOptions(table.DrawOptions, table.NetworkOptions, cli.JsonOptions, to
     """Options that `junctor sample` shares with other commands."""
 
 
-@cli.takes_options(
-    memory={"help": "What tables or circuits may take, such as 4GiB; by default 60 % of what is free."}
-)
+@cli.takes_options(memory={"help": "What tables or circuits may take, such as 4GiB; by default 60 % of what is free."})
 def sample(
     network: cli.NetworkFile,
     output: Annotated[

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
+
+from junctor.model.strategies import Strategy
 
 if TYPE_CHECKING:
     from junctor.model.network import Network
@@ -73,6 +75,11 @@ def _ways(device: Device) -> Iterator[tuple[str, Callable[[], object]]]:
         yield f"impossible rows, {precision}", partial(_answer, impossible, query, device, 0.1)
         yield f"numbers that underflow, {precision}", partial(_answer, _tiny(), query, device, 0.0)
         yield f"stored cliques, {precision}", partial(_keep_cliques, grid, precision)
+    for asked in Query(), Query(precision="single"):
+        # Those of double precision underflow, too: the others are in logarithms.
+        yield f"circuits, {asked.precision}", partial(_circuits, (impossible, _rare()), asked, device)
+    yield "circuits, explanations", partial(_circuits, (impossible,), Query("mpe"), "cpu")
+    yield "draws from circuits", partial(_draw, impossible)
     for sampler in samplers:
         yield f"sampling, {sampler}", partial(_sample, network, sampler, device)
     yield "contractions over entries", _contract
@@ -112,12 +119,14 @@ def _answer(
     rows: int = ROWS,
     to_come: int = TO_COME,
     memory: int | None = None,
+    strategy: Strategy | None = None,
 ) -> None:
     """Answer rows of uniform states, some of them impossible.
 
     missing: share of the cells of the rows without evidence.
     to_come: rows as far as preparations go.
     memory: bytes, None for those that are free.
+    strategy: that all rows go, None for the fastest.
     """
     import numpy as np
 
@@ -131,7 +140,7 @@ def _answer(
         column = rng.integers(0, network.cardinalities[variable], rows, dtype=np.int32)
         column[rng.random(rows) < missing] = -1
         states[variable] = column
-    options = ComputeOptions(memory=memory, threads=1, device=device)
+    options = ComputeOptions(memory=memory, threads=1, device=device, strategy=strategy)
     Engine(network, query, options, expected_rows=to_come).answer(EvidenceBatch(rows, states))
 
 
@@ -160,15 +169,44 @@ def _keep_cliques(network: Network, precision: Precision) -> None:
     StoredTree(network, precision).propagate({})
 
 
+def _circuits(networks: Sequence[Network], query: Query, device: Device) -> None:
+    for network in networks:
+        _answer(network, query, device, 0.1, strategy=Strategy.CIRCUIT)
+
+
+def _draw(network: Network) -> None:
+    import numpy as np
+
+    from junctor.circuits.compile import compile_circuit
+    from junctor.circuits.evaluate import CircuitProgram
+    from junctor.circuits.limits import SearchLimits
+    from junctor.evidence.batch import EvidenceBatch
+
+    found = compile_circuit(network, {}, set(range(len(network.variables))), SearchLimits())
+    assert not isinstance(found, str)
+    row = CircuitProgram(network, found).draws(EvidenceBatch(1), 0)
+    assert row is not None
+    row.draw(np.zeros((1, row.choices)))
+
+
 def _tiny() -> Network:
     """Return a network whose rows climb to log space: products of its entries underflow."""
+    return _made(lambda names: [(pair, [1e-300, 1.0, 1.0, 1e-300]) for pair in pairwise(names)])
+
+
+def _rare() -> Network:
+    """Return a network whose rows circuits answer in logarithms."""
+    return _made(lambda names: [((name,), [1e-60, 1.0]) for name in names])
+
+
+def _made(tables: Callable[[list[str]], list[tuple[tuple[str, ...], list[float]]]]) -> Network:
     from junctor.model.errors import Place
     from junctor.model.network import DraftTable, DraftVariable, build_network
 
     here, names = Place("warmup"), [f"x_{i}" for i in range(60)]
     variables = [DraftVariable(name, ("a", "b"), here) for name in names]
-    tables = [DraftTable(pair, [1e-300, 1.0, 1.0, 1e-300], here) for pair in pairwise(names)]
-    return build_network("tiny", "markov", variables, tables)
+    drafts = [DraftTable(scope, entries, here) for scope, entries in tables(names)]
+    return build_network("tiny", "markov", variables, drafts)
 
 
 def _decode(precision: Precision, device: Device) -> None:
