@@ -135,6 +135,12 @@ class Network:
         return made
 
     @cached_property
+    def kept_states(self) -> tuple[tuple[int, ...], ...]:
+        """Numbers of the states of each variable that zeros leave possible; all where they leave nothing."""
+        found: tuple[tuple[int, ...], ...] = import_module("junctor.model.simplify").kept_states(self)
+        return found
+
+    @cached_property
     def possible_states(self) -> tuple[tuple[int, ...], ...] | None:
         """Numbers of the possible states of each variable; None where tables of these have about as many entries."""
         found: tuple[tuple[int, ...], ...] | None = import_module("junctor.model.simplify").possible_states(self)

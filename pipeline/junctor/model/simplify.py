@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from junctor.model.network import Factor, Network, Variable
+from junctor.model.network import Factor, Kind, Network, Variable
 
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
@@ -60,28 +60,32 @@ def simplified(network: Network) -> Simplified:
 
     A Markov network whose tables contradict each other is left as it is: all its rows are impossible anyway.
     """
-    cards = np.array(network.cardinalities, dtype=np.int64)
-    stacks = list(_stacks(network.factors))
-    states, bounds = _possible_states(stacks, cards), np.cumsum(cards)
-    narrowed = np.flatnonzero(~np.logical_and.reduceat(states, bounds - cards)).tolist()
-    whole = {card: tuple(range(card)) for card in set(network.cardinalities)}
-    kept_all = tuple(map(whole.__getitem__, network.cardinalities))
-    kept = list(kept_all)
-    for v in narrowed:
-        kept[v] = tuple(np.flatnonzero(states[bounds[v] - cards[v] : bounds[v]]).tolist())
-    if not all(kept):
-        return Simplified(network, kept_all)
+    kept, cards = network.kept_states, network.cardinalities
+    narrowed = [v for v, states in enumerate(kept) if len(states) < cards[v]]
     factors = _narrowed(network.factors, kept, set(narrowed))
-    factors = _without_idle_axes(factors, list(_stacks(factors)) if narrowed else stacks)
+    factors = _without_idle_axes(factors, list(_stacks(factors)))
     if not narrowed and all(new is old for new, old in zip(factors, network.factors, strict=True)):
-        return Simplified(network, kept_all)
+        return Simplified(network, kept)
     for factor in factors:
         factor.table.setflags(write=False)
     variables = list(network.variables)
     for v in narrowed:
         variables[v] = Variable(variables[v].name, tuple(variables[v].states[state] for state in kept[v]))
     made = Network(network.name, tuple(variables), tuple(factors), network.kind, network.hidden)
-    return Simplified(made, tuple(kept))
+    return Simplified(made, kept)
+
+
+def kept_states(network: Network) -> tuple[tuple[int, ...], ...]:
+    """Return the states of each variable that its network leaves possible, ascending; all where nothing is."""
+    cards = np.array(network.cardinalities, dtype=np.int64)
+    states, bounds = _possible_states(list(_stacks(network.factors)), cards, network.kind), np.cumsum(cards)
+    narrowed = np.flatnonzero(~np.logical_and.reduceat(states, bounds - cards)).tolist()
+    whole = {card: tuple(range(card)) for card in set(network.cardinalities)}
+    kept_all = tuple(map(whole.__getitem__, network.cardinalities))
+    kept = list(kept_all)
+    for v in narrowed:
+        kept[v] = tuple(np.flatnonzero(states[bounds[v] - cards[v] : bounds[v]]).tolist())
+    return tuple(kept) if all(kept) else kept_all
 
 
 def with_fewer_axes(network: Network) -> Network:
@@ -101,12 +105,15 @@ def with_fewer_axes(network: Network) -> Network:
         return network
     for factor in factors:
         factor.table.setflags(write=False)
-    return Network(network.name, network.variables, tuple(factors), network.kind, network.hidden)
+    made = Network(network.name, network.variables, tuple(factors), network.kind, network.hidden)
+    # An axis that changes nothing rules nothing out.
+    made.__dict__["kept_states"] = network.kept_states
+    return made
 
 
 def possible_states(network: Network) -> tuple[tuple[int, ...], ...] | None:
     """Return the possible states of each variable; None where tables of these have about as many entries."""
-    kept = simplified(network).kept
+    kept = network.kept_states
     entries = sum(factor.table.size for factor in network.factors)
     left = sum(math.prod([len(kept[v]) for v in factor.scope]) for factor in network.factors)
     return kept if left <= (1 - LEAST_GONE) * entries else None
@@ -171,7 +178,7 @@ def _stacks(factors: Sequence[Factor]) -> Iterator[_Stack]:
             yield _Stack(np.array(members), scopes, np.array([factors[i].table for i in members]))
 
 
-def _possible_states(stacks: Sequence[_Stack], cards: Ints) -> Bools:
+def _possible_states(stacks: Sequence[_Stack], cards: Ints, kind: Kind) -> Bools:
     """Return which states of all variables, one after the other, have support in every table."""
     starts = np.cumsum(cards) - cards
     states = np.ones(int(cards.sum()), dtype=bool)
@@ -181,34 +188,48 @@ def _possible_states(stacks: Sequence[_Stack], cards: Ints) -> Bools:
         if not stack.tables.all():
             some = ~stack.tables.reshape(len(stack.tables), -1).all(axis=1)
             supports.append((stack.scopes[some], stack.tables[some] > 0))
-    changed = np.ones(len(cards), dtype=bool)
-    while changed.any():
-        before, waiting = states.copy(), changed
+    for scopes, positive in supports:
+        _rule_out(states, starts, scopes, positive, kind)
+    before = np.ones_like(states)
+    while (changed := np.logical_or.reduceat(before != states, starts)).any():
+        before = states.copy()
         for scopes, positive in supports:
-            some = waiting[scopes].any(axis=1)
+            some = changed[scopes].any(axis=1)
             if some.any():
-                _narrow(states, starts, scopes[some], positive[some])
-        changed = np.logical_or.reduceat(before != states, starts)
+                _rule_out(states, starts, scopes[some], _of_states(states, starts, scopes[some], positive[some]), kind)
     return states
 
 
-def _narrow(states: Bools, starts: Ints, scopes: Ints, positive: Bools) -> None:
+def _of_states(states: Bools, starts: Ints, scopes: Ints, positive: Bools) -> Bools:
+    """Return which entries of some tables are above zero and of possible states; arguments as of `_rule_out`."""
+    for axis in range(scopes.shape[1]):
+        left = states[_places(starts, scopes, positive, axis)]
+        if not left.all():
+            shape = [len(scopes), *(1 for _ in range(scopes.shape[1]))]
+            shape[axis + 1] = -1
+            positive = positive & left.reshape(shape)
+    return positive
+
+
+def _rule_out(states: Bools, starts: Ints, scopes: Ints, positive: Bools, kind: Kind) -> None:
     """Rule out states, in place, that have no support in some tables.
 
     states: of all variables, each from its start.
     scopes: int64 [tables, axes].
-    positive: [tables, *shape], which entries are above zero.
+    positive: [tables, *shape], which entries count.
     """
-    count, axes = scopes.shape
-    places = [starts[scopes[:, axis]][:, None] + np.arange(positive.shape[axis + 1]) for axis in range(axes)]
-    alive = positive
-    for axis, place in enumerate(places):
-        shape = [count, *(1 for _ in range(axes))]
-        shape[axis + 1] = -1
-        alive = alive & states[place].reshape(shape)
-    for axis, place in enumerate(places):
-        others = tuple(other + 1 for other in range(axes) if other != axis)
-        states[place[~alive.any(axis=others)]] = False
+    axes = scopes.shape[1]
+    # Rows of a conditional probability table have support: it rules out states of its own variable alone.
+    for axis in range(axes - 1 if kind == "bayes" else 0, axes):
+        alive = positive.any(axis=tuple(other + 1 for other in range(axes) if other != axis))
+        if not alive.all():
+            states[_places(starts, scopes, positive, axis)[~alive]] = False
+
+
+def _places(starts: Ints, scopes: Ints, positive: Bools, axis: int) -> Ints:
+    """Return where the states of an axis of some tables are, int64 [tables, states]."""
+    found: Ints = starts[scopes[:, axis]][:, None] + np.arange(positive.shape[axis + 1])
+    return found
 
 
 def _narrowed(factors: Sequence[Factor], kept: Sequence[tuple[int, ...]], narrowed: set[int]) -> list[Factor]:
