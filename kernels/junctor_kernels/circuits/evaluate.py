@@ -28,6 +28,8 @@ inlined = partial(jit, fastmath={"contract"}, inline=True, arrays=False, part=Tr
 
 # Bytes of a number for all cases of a block: four vectors of the widest registers.
 LINE_BYTES = 256
+# Indices of edges have no sign: Numba would ask of each whether it is negative.
+ONE = np.uint64(1)
 
 
 class CircuitEvidence(NamedTuple):
@@ -192,7 +194,7 @@ def _up(circuit: Any, values: Any, leaves: int) -> None:
     edges_at, children, weights = circuit.edges_at, circuit.children, circuit.weights
     cases, width = LINE_BYTES // values.itemsize, BYTES // values.itemsize
     for node in range(leaves, circuit.is_sum.size):
-        first, last = edges_at[node], edges_at[node + 1]
+        first, last = np.uint64(edges_at[np.uint64(node)]), np.uint64(edges_at[np.uint64(node + 1)])
         for case in range(0, cases, 4 * width):
             child = np.int64(children[first]) * cases + case
             v0, v1 = load(values, child), load(values, child + width)
@@ -200,7 +202,7 @@ def _up(circuit: Any, values: Any, leaves: int) -> None:
             if circuit.is_sum[node]:
                 weight = spread(weights[first])
                 v0, v1, v2, v3 = multiply(weight, v0), multiply(weight, v1), multiply(weight, v2), multiply(weight, v3)
-                for edge in range(first + 1, last):
+                for edge in range(first + ONE, last):
                     child = np.int64(children[edge]) * cases + case
                     weight = spread(weights[edge])
                     v0 = multiply_add(weight, load(values, child), v0)
@@ -208,7 +210,7 @@ def _up(circuit: Any, values: Any, leaves: int) -> None:
                     v2 = multiply_add(weight, load(values, child + 2 * width), v2)
                     v3 = multiply_add(weight, load(values, child + 3 * width), v3)
             else:
-                for edge in range(first + 1, last):
+                for edge in range(first + ONE, last):
                     child = np.int64(children[edge]) * cases + case
                     v0, v1 = multiply(v0, load(values, child)), multiply(v1, load(values, child + width))
                     v2 = multiply(v2, load(values, child + 2 * width))
@@ -225,7 +227,11 @@ def _down(circuit: Any, parents: Any, values: Any, slopes: Any) -> None:
     """Write what each node hands on: of a sum its flow divided by its value, of others their flow."""
     nodes, cases, width = circuit.is_sum.size, LINE_BYTES // values.itemsize, BYTES // values.itemsize
     for node in range(nodes - 1, -1, -1):
-        first, products, last = parents.at[node], parents.products_at[node], parents.at[node + 1]
+        first, products, last = (
+            np.uint64(parents.at[node]),
+            np.uint64(parents.products_at[node]),
+            np.uint64(parents.at[node + 1]),
+        )
         for case in range(0, cases, 4 * width):
             at = node * cases + case
             v0, v1, v2, v3 = _four(values, at, width)
@@ -234,14 +240,14 @@ def _down(circuit: Any, parents: Any, values: Any, slopes: Any) -> None:
             if products > first:
                 share, s0, s1, s2, s3 = _edge(parents, first, slopes, cases, case, width)
                 f0, f1, f2, f3 = multiply(share, s0), multiply(share, s1), multiply(share, s2), multiply(share, s3)
-                for edge in range(first + 1, products):
+                for edge in range(first + ONE, products):
                     share, s0, s1, s2, s3 = _edge(parents, edge, slopes, cases, case, width)
                     f0, f1 = multiply_add(share, s0, f0), multiply_add(share, s1, f1)
                     f2, f3 = multiply_add(share, s2, f2), multiply_add(share, s3, f3)
                 f0, f1, f2, f3 = multiply(f0, v0), multiply(f1, v1), multiply(f2, v2), multiply(f3, v3)
             elif last > products:
                 _, f0, f1, f2, f3 = _edge(parents, products, slopes, cases, case, width)
-                begin += 1
+                begin += ONE
             for edge in range(begin, last):
                 _, s0, s1, s2, s3 = _edge(parents, edge, slopes, cases, case, width)
                 f0, f1, f2, f3 = add(f0, s0), add(f1, s1), add(f2, s2), add(f3, s3)

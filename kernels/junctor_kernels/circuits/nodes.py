@@ -128,13 +128,13 @@ def _sum_hash(store: Any, first: int, count: int) -> Any:
 @part
 def _pair(store: Any, one: int, other: int) -> Any:
     """Return the product of two nodes."""
-    last = np.int64(store.slots.size - 1)
-    at = _product_hash(one, other) & last
+    last = np.uint64(store.slots.size - 1)
+    at = np.uint64(_product_hash(one, other)) & last
     while store.slots[at] > 0:
-        node = np.int64(store.slots[at]) - 1
-        if store.kinds[node] == PRODUCT and store.ones[node] == one and store.others[node] == other:
-            return node
-        at = (at + 1) & last
+        found = np.uint64(store.slots[at] - 1)
+        if store.kinds[found] == PRODUCT and store.ones[found] == one and store.others[found] == other:
+            return np.int64(found)
+        at = (at + ONE) & last
     node = store.counts[NODES]
     store.kinds[node], store.ones[node], store.others[node] = PRODUCT, one, other
     store.counts[NODES] = node + 1
@@ -152,11 +152,11 @@ def product(store: Any, parts: Any, levels: Any, count: int) -> Any:
     if count == 0:
         return UNITY
     _sort(parts, count)
-    top = 0
+    top, before = 0, parts[0, 0]
     for i in range(count):
         position, node = parts[i, 0], parts[i, 1]
         # The bit at which a part's range divides from that of the one before tells how soon they meet.
-        level = position ^ parts[i - 1, 0] if i else np.int64(0)
+        level, before = position ^ before, position
         while top > 1 and _is_lower(levels[top - 1], level):
             parts[top - 2, 1] = _pair(store, parts[top - 2, 1], parts[top - 1, 1])
             top -= 1

@@ -21,6 +21,7 @@ LEFT, RIGHT, CUT, OUTSIDE = 0, 1, 2, 3
 MOST_SHARE, TRIALS, FEW_TRIALS, LARGE, PASSES, PATIENCE = 0.65, 8, 2, 1000, 6, 64
 # Rows of the work array.
 SIDE, REGION, LIST, LOCKED, MOVED, BEST, ROWS = range(7)
+ONE = np.uint64(1)
 
 
 @jit
@@ -196,17 +197,18 @@ def _improve(starts: Any, neighbours: Any, weights: Any, order: Any, low: int, h
         # The best move of all; ties go to the lighter side.
         choice, to, value = -1, 0, -(1 << 60)
         for i in range(count):
-            v = cut[i]
-            if locked[v]:
+            # No sign, for speed, as in `circuits.search`.
+            w = np.uint64(cut[i])
+            if locked[w]:
                 continue
             pulled_left, pulled_right = 0, 0
-            for place in range(starts[v], starts[v + 1]):
-                u = neighbours[place]
+            for place in range(np.uint64(starts[w]), np.uint64(starts[w + ONE])):
+                u = np.uint64(neighbours[place])
                 if side[u] == LEFT:
                     pulled_left += weights[u]
                 elif side[u] == RIGHT:
                     pulled_right += weights[u]
-            own = weights[v]
+            own = weights[w]
             if left + own <= most:
                 score = 2 * (own - pulled_right) + (left < right)
                 if score > value:

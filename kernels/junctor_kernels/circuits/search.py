@@ -4,7 +4,7 @@ Main functions: `load_factors`, `begin` and `search`; exhaustive search with com
 in compiling CNF to decomposable negation normal form, 2004; Sang and others, Combining component caching and clause
 learning for effective model counting, 2004) over tables instead of clauses. A component is the set of its reduced
 tables. A step either comes to its end or, for want of room, leaves all as it was: then arrays grow, and it is tried
-again.
+again. Indices of inner loops have no sign: Numba would ask of each whether it is negative, a quarter of a search.
 """
 
 from __future__ import annotations
@@ -315,8 +315,8 @@ def _branch(tables: Any, state: Any, nodes: Any, nogoods: Any, top: int) -> Any:
     conflict = np.int64(DECIDED)
     if nogoods.counts[NOGOODS] > 0:
         nogoods.counts[BRANCHES] += 1
-        for i in range(frame[FROM], frame[TO]):
-            nogoods.owners[state.members[i]] = nogoods.counts[BRANCHES]
+        for i in range(np.uint64(frame[FROM]), np.uint64(frame[TO])):
+            nogoods.owners[np.uint64(state.members[i])] = nogoods.counts[BRANCHES]
         conflict = pending(state, nogoods)
     if conflict == DECIDED:
         found = np.int64(_propagate(tables, state, nogoods))
@@ -348,8 +348,8 @@ def _open(tables: Any, state: Any, nodes: Any, top: int) -> None:
             _put(state, v, state.indicators[v] + lowest_bit(state.states[v]))
     counts[STAMP] += 1
     stamp, first = counts[STAMP], counts[COMPONENTS]
-    for i in range(frame[FROM], frame[TO]):
-        v = state.members[i]
+    for i in range(np.uint64(frame[FROM]), np.uint64(frame[TO])):
+        v = np.uint64(state.members[i])
         if state.marks[v] == stamp or not is_several(state.states[v]):
             continue
         state.marks[v] = stamp
@@ -357,7 +357,7 @@ def _open(tables: Any, state: Any, nodes: Any, top: int) -> None:
         _reach(tables, state, v, stamp)
         if counts[MEMBERS] - start == 1 and state.component_keys[counts[COMPONENTS], 0] == np.uint64(0):
             counts[MEMBERS] = start
-            _put_free(state, nodes, v, top)
+            _put_free(state, nodes, np.int64(v), top)
         else:
             counts[COMPONENTS] += 1
     if counts[COMPONENTS] - first <= SORTED:
@@ -385,37 +385,38 @@ def _put_free(state: Any, nodes: Any, variable: int, top: int) -> None:
 
 
 @part
-def _reach(tables: Any, state: Any, variable: int, stamp: int) -> None:
+def _reach(tables: Any, state: Any, variable: Any, stamp: int) -> None:
     """Write the component of a variable behind the others: members, key and the variable to decide."""
     counts, members = state.counts, state.members
     start, best, rank = counts[MEMBERS], np.int64(variable), np.int64(-1)
     members[start] = variable
-    at, end, one, two = start, start + 1, np.uint64(0), np.uint64(0)
+    at, end, one, two = np.uint64(start), np.uint64(start + 1), np.uint64(0), np.uint64(0)
     while at < end:
-        v = members[at]
-        at += 1
+        v = np.uint64(members[at])
+        at += ONE
         if state.ranks[v] > rank:
             best, rank = np.int64(v), np.int64(state.ranks[v])
-        for place in range(state.factors_at[v], state.factors_at[v + 1]):
-            f = state.factors[place]
-            table = state.tables[f]
-            if table < 0 or state.factor_marks[f] == stamp:
+        for place in range(np.uint64(state.factors_at[v]), np.uint64(state.factors_at[v + ONE])):
+            f = np.uint64(state.factors[place])
+            found = state.tables[f]
+            if found < 0 or state.factor_marks[f] == stamp:
                 continue
-            first, last, has = tables.axes_at[table], tables.axes_at[table + 1], False
+            table = np.uint64(found)
+            first, last, has = np.uint64(tables.axes_at[table]), np.uint64(tables.axes_at[table + ONE]), False
             for axis in range(first, last):
-                has |= tables.variables[axis] == v
+                has |= np.uint64(tables.variables[axis]) == v
             if not has:
                 continue
             state.factor_marks[f] = stamp
             one += tables.keys[table, 0]
             two += tables.keys[table, 1]
             for axis in range(first, last):
-                u = tables.variables[axis]
+                u = np.uint64(tables.variables[axis])
                 if state.marks[u] != stamp:
                     state.marks[u] = stamp
                     members[end] = u
-                    end += 1
-    counts[MEMBERS] = end
+                    end += ONE
+    counts[MEMBERS] = np.int64(end)
     c = counts[COMPONENTS]
     state.components[c, START], state.components[c, END], state.components[c, BEST] = start, end, best
     state.component_keys[c, 0], state.component_keys[c, 1] = one, two
@@ -534,19 +535,21 @@ def _propagate(tables: Any, state: Any, nogoods: Any) -> Any:
         counts[QUEUE] -= 1
         v = np.int64(state.queue[counts[QUEUE]])
         state.queued[v] = False
-        for place in range(state.factors_at[v], state.factors_at[v + 1]):
+        first_place, last_place = np.uint64(state.factors_at[v]), np.uint64(state.factors_at[v + 1])
+        for place in range(first_place, last_place):
             factor = np.int64(state.factors[place])
-            table = np.int64(state.tables[factor])
+            table = np.int64(state.tables[np.uint64(factor)])
             if table < 0:
                 continue
-            first, axis = tables.axes_at[table], np.int64(-1)
-            for a in range(first, tables.axes_at[table + 1]):
+            first, last = np.uint64(tables.axes_at[np.uint64(table)]), np.uint64(tables.axes_at[np.uint64(table + 1)])
+            axis = np.int64(-1)
+            for a in range(first, last):
                 if tables.variables[a] == v:
-                    axis = a - first
+                    axis = np.int64(a - first)
             if axis < 0:
                 continue
-            support = tables.supports[first + axis]
-            left = state.states[v] & support
+            support = tables.supports[first + np.uint64(axis)]
+            left = state.states[np.uint64(v)] & support
             if left == support:
                 continue
             step = np.int64(NO_ROOM)

@@ -237,9 +237,10 @@ def forget_queue(state: Any) -> None:
 @inlined
 def undo(state: Any, until: int) -> None:
     """Take back what changed since the trail had a length."""
-    counts, n = state.counts, state.ranks.size
-    for at in range(counts[TRAIL] - 1, until - 1, -1):
-        what = state.trail[at]
+    counts, n = state.counts, np.uint64(state.ranks.size)
+    for left in range(counts[TRAIL] - until):
+        at = np.uint64(counts[TRAIL] - 1 - left)
+        what = np.uint64(state.trail[at])
         if what < n:
             state.states[what] = state.trail_states[at]
             state.latest[what] = state.trail_before[at]

@@ -116,9 +116,11 @@ def _cores(
             done.append(v)
             others = around.pop(v)
             for u in others:
-                around[u] |= others
-                around[u] -= {u, v}
-                weight[u] = own[u] + sum(own[w] for w in around[u])
+                added = others - around[u]
+                added.discard(u)
+                around[u] |= added
+                around[u].discard(v)
+                weight[u] += sum(map(own.__getitem__, added)) - own[v]
                 heappush(heap, (weight[u], u))
         yield np.array(done, dtype=np.int64), around
 
