@@ -139,7 +139,11 @@ class Draws:
             yield None, samples
 
     def _given(self, given: GivenRow, most: int, source: EvidenceSource) -> Iterator[tuple[pa.Array, States]]:
-        """Yield the draws of the rows of evidence with their case ids, at most so many at a time."""
+        """Yield the draws of the rows of evidence with their case ids, at most so many at a time.
+
+        Raises the BudgetError of the first row where that is why none has any.
+        """
+        refused = list[BudgetError]()
         for part in source.partitions(PIECE_ROWS):
             for row in range(part.batch.rows):
                 number, case_id = part.first_row + row, part.case_ids.slice(row, 1)
@@ -151,12 +155,15 @@ class Draws:
                 try:
                     found = given(part.batch, row)
                 except BudgetError as error:
+                    refused.append(error)
                     found = str(error)
                 if isinstance(found, str):
                     self._tell(number, found)
                     continue
                 for samples in self._of_row(found, number, most):
                     yield case_id.take(pa.array(np.zeros(samples.shape[1], dtype=np.int32))), samples
+        if refused and len(refused) == self.undrawn == self.answered:
+            raise refused[0]
 
     def _of_row(self, given: RowDraws, number: int, most: int) -> Iterator[States]:
         """Yield the draws of a row, at most so many at a time."""
