@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 
 # Cells of a batch that are drawn from clique tables, at most.
 BLOCK_CELLS = 1 << 24
-# Entries of clique tables up to which a network is drawn from them; beyond, a circuit is searched for, and taken where
-# each of its edges replaces so many entries, since it adds up logarithms.
-MANY_ENTRIES, EDGE_ENTRIES = 1 << 24, 8
+# Entries of clique tables up to which a network is drawn from them; beyond, a circuit is searched for, with a decision
+# for so many of them, and taken where each of its edges replaces so many, since it adds up logarithms.
+MANY_ENTRIES, DECISION_ENTRIES, EDGE_ENTRIES = 1 << 24, 1 << 14, 8
 # Rows without draws that are told of.
 MOST_TOLD = 10
 # Keys of Philox are two numbers of 64 bits: the seed and the number of a row.
@@ -143,7 +143,7 @@ class Draws:
 
         Raises the BudgetError of the first row where that is why none has any.
         """
-        refused = list[BudgetError]()
+        refused, first = 0, BudgetError()
         for part in source.partitions(PIECE_ROWS):
             for row in range(part.batch.rows):
                 number, case_id = part.first_row + row, part.case_ids.slice(row, 1)
@@ -155,15 +155,15 @@ class Draws:
                 try:
                     found = given(part.batch, row)
                 except BudgetError as error:
-                    refused.append(error)
+                    refused, first = refused + 1, first if refused else error
                     found = str(error)
                 if isinstance(found, str):
                     self._tell(number, found)
                     continue
                 for samples in self._of_row(found, number, most):
                     yield case_id.take(pa.array(np.zeros(samples.shape[1], dtype=np.int32))), samples
-        if refused and len(refused) == self.undrawn == self.answered:
-            raise refused[0]
+        if 0 < refused == self.undrawn == self.answered:
+            raise first
 
     def _of_row(self, given: RowDraws, number: int, most: int) -> Iterator[States]:
         """Yield the draws of a row, at most so many at a time."""
@@ -183,17 +183,20 @@ def _given_rows(network: Network, cpu: ComputeOptions) -> GivenRow:
     # Of whole tables: a family is in a clique.
     plan = plan_stored(shape_of(network))
     entries, why = plan.total_entries(), "allow more memory (--memory)"
-    if entries > MANY_ENTRIES and network.above_zero < DENSE:
-        program = _program(network, {}, MOST_DECISIONS, cpu)
-        if not isinstance(program, str) and program.circuit.edges * EDGE_ENTRIES < entries:
-            return partial(_from_circuit, program, cpu)
-        try:
-            return partial(_from_cliques, StoredTree(network, "double", cpu, advice=why, plan=plan))
-        except BudgetError as error:
-            if not isinstance(program, str):
-                return partial(_from_circuit, program, cpu)
+    made = partial(StoredTree, network, "double", cpu, advice=why, plan=plan)
+    if entries <= MANY_ENTRIES or network.above_zero >= DENSE:
+        return partial(_from_cliques, made())
+    program = _program(network, {}, min(MOST_DECISIONS, entries // DECISION_ENTRIES), cpu)
+    if not isinstance(program, str) and program.circuit.edges * EDGE_ENTRIES < entries:
+        return partial(_from_circuit, program, cpu)
+    try:
+        return partial(_from_cliques, made())
+    except BudgetError as error:
+        if isinstance(program, str):
+            program = _program(network, {}, MOST_DECISIONS, cpu)
+        if isinstance(program, str):
             return partial(_from_own_circuit, network, cpu, f"{error}; {program}")
-    return partial(_from_cliques, StoredTree(network, "double", cpu, advice=why, plan=plan))
+        return partial(_from_circuit, program, cpu)
 
 
 def _from_cliques(tree: StoredTree, batch: EvidenceBatch, row: int) -> RowDraws | str:

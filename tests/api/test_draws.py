@@ -74,7 +74,7 @@ def through(patch: pytest.MonkeyPatch, way: str) -> None:
     """Have networks drawn one way, whatever their size."""
     if way == "cliques":
         return
-    for name, value in (("MANY_ENTRIES", 0), ("EDGE_ENTRIES", 0), ("DENSE", 2)):
+    for name, value in (("MANY_ENTRIES", 0), ("DECISION_ENTRIES", 1), ("EDGE_ENTRIES", 0), ("DENSE", 2)):
         patch.setattr(draws, name, value)
     if way == "circuits of rows":
         patch.setattr(draws, "MOST_DECISIONS", 0)
