@@ -37,8 +37,9 @@ logger = logging.getLogger("junctor")
 
 SINGLE: np.dtype[Any] = np.dtype(np.float32)
 DOUBLE: np.dtype[Any] = np.dtype(np.float64)
-# Rows of a task: their evidence is gathered at once. The first of them tell whether a format will do for the others.
-TASK_ROWS, PROBED_ROWS = 1024, 64
+# Rows of a task at most, and its edges times rows, so that all cores have some: evidence is gathered at once. The first
+# rows tell whether a format will do for the others.
+TASK_ROWS, TASK_EDGES, PROBED_ROWS = 1024, 1 << 26, 64
 
 
 class _Format(NamedTuple):
@@ -61,6 +62,21 @@ _FORMATS = {
     SINGLE: _Format(1.4e-45, 3e38, 1e-7, 1e-35, 1e-30),
     DOUBLE: _Format(5e-324, 1e308, 1e-14, 1e-280, 1e-250),
 }
+
+
+class BlockMemory:
+    """Memory of the blocks of a thread, for one format at a time: of a large circuit it takes as long as a block."""
+
+    def __init__(self) -> None:
+        self._held: dict[np.dtype[Any], tuple[npt.NDArray[Any], ...]] = {}
+
+    def block(self, circuit: FlatCircuit, dtype: np.dtype[Any]) -> tuple[npt.NDArray[Any], ...]:
+        """Return values and what nodes hand on, of the block before if that was of the same format."""
+        if dtype not in self._held:
+            # That of another one goes first.
+            self._held.clear()
+            self._held[dtype] = evaluate.block_memory(circuit, dtype)
+        return self._held[dtype]
 
 
 class CircuitProgram:
@@ -143,8 +159,16 @@ class CircuitProgram:
         if device is not None:
             for dtype in self._formats(answers):
                 rows = self._answer_on_gpu(device, dtype, batch, rows, answers)
-        parts = [rows[start : start + TASK_ROWS] for start in range(0, len(rows), TASK_ROWS)]
-        in_threads(lambda part, _: self._answer_part(batch, part, answers), parts, threads)
+        memories = [BlockMemory() for _ in range(threads)]
+        # Whole blocks of the first format.
+        parts = self._tasks(rows, evaluate.cases_of((*self._formats(answers), DOUBLE)[0]))
+        in_threads(lambda part, place: self._answer_part(batch, part, answers, memories[place]), parts, threads)
+
+    def _tasks(self, rows: Rows, cases: int) -> list[Rows]:
+        """Return the rows of each task, so many of them or a multiple."""
+        most = min(TASK_ROWS, TASK_EDGES // max(1, self.circuit.edges))
+        step = max(cases, most // cases * cases)
+        return [rows[start : start + step] for start in range(0, len(rows), step)]
 
     def _formats(self, answers: Answers) -> list[np.dtype[Any]]:
         """Return the formats in which rows are answered, one after the other, before logarithms."""
@@ -158,8 +182,7 @@ class CircuitProgram:
             self._leave(rows, answers)
             return
         logs = np.log(self.circuit.flat.weights)
-        parts = [rows[start : start + TASK_ROWS] for start in range(0, len(rows), TASK_ROWS)]
-        in_threads(lambda part, _: self._explain_part(batch, part, answers, logs), parts, threads)
+        in_threads(lambda part, _: self._explain_part(batch, part, answers, logs), self._tasks(rows, 1), threads)
 
     def _explain_part(self, batch: EvidenceBatch, rows: Rows, answers: Answers, weights: Floats) -> None:
         assert answers.explained is not None
@@ -189,27 +212,29 @@ class CircuitProgram:
     def _most_sums(self) -> int:
         return int(most_sums(self.circuit.flat, np.zeros(len(self.circuit.flat.is_sum), dtype=np.int64)))
 
-    def _answer_part(self, batch: EvidenceBatch, rows: Rows, answers: Answers) -> None:
+    def _answer_part(self, batch: EvidenceBatch, rows: Rows, answers: Answers, memory: BlockMemory) -> None:
         """Write answers to rows in one format after the other; what is left at last, in logarithms."""
         for dtype in self._formats(answers):
             # Most likely the others will not do where the first ones do not; nothing is faster than doubles beyond.
             probed = PROBED_ROWS if dtype == SINGLE else len(rows)
-            first, others = self._answer_in(dtype, batch, rows[:probed], answers), rows[probed:]
+            first, others = self._answer_in(dtype, batch, rows[:probed], answers, memory), rows[probed:]
             if 2 * len(first) <= probed:
-                others = self._answer_in(dtype, batch, others, answers)
+                others = self._answer_in(dtype, batch, others, answers, memory)
             rows = np.concatenate([first, others])
         if rows.size:
             self._answer_in_logs(batch, rows, answers)
 
-    def _answer_in(self, dtype: np.dtype[Any], batch: EvidenceBatch, rows: Rows, answers: Answers) -> Rows:
+    def _answer_in(
+        self, dtype: np.dtype[Any], batch: EvidenceBatch, rows: Rows, answers: Answers, memory: BlockMemory
+    ) -> Rows:
         """Write answers to rows in a format, and return those that are left."""
         if not rows.size:
             return rows
         evidence, scales, odd = self._evidence(batch, rows, dtype)
         found, flat, least = self._answers(answers, len(rows)), self._flat(dtype), self.least[dtype]
-        memory = evaluate.block_memory(flat[0], dtype)
+        values, slopes = memory.block(flat[0], dtype)
         for start in range(0, len(rows), evaluate.cases_of(dtype)):
-            evaluate.answer_block(*flat, evidence, found, rows, start, least, *memory)
+            evaluate.answer_block(*flat, evidence, found, rows, start, least, values, slopes)
         return self._write_roots(found.roots, dtype, rows, scales, odd, _is_hard(evidence), answers)
 
     def _write_roots(
