@@ -165,10 +165,11 @@ class CircuitProgram:
         in_threads(lambda part, place: self._answer_part(batch, part, answers, memories[place]), parts, threads)
 
     def _tasks(self, rows: Rows, cases: int) -> list[Rows]:
-        """Return the rows of each task, so many of them or a multiple."""
-        most = min(TASK_ROWS, TASK_EDGES // max(1, self.circuit.edges))
-        step = max(cases, most // cases * cases)
-        return [rows[start : start + step] for start in range(0, len(rows), step)]
+        """Return the rows of each task, about as many: a number of cases or a multiple."""
+        most = max(cases, min(TASK_ROWS, TASK_EDGES // max(1, self.circuit.edges)))
+        count = -(-len(rows) // most)
+        step = -(-len(rows) // max(1, count * cases)) * cases
+        return [rows[start : start + step] for start in range(0, len(rows), max(1, step))]
 
     def _formats(self, answers: Answers) -> list[np.dtype[Any]]:
         """Return the formats in which rows are answered, one after the other, before logarithms."""

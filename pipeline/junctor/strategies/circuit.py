@@ -129,11 +129,14 @@ def program_of(rows: Rows, batch: EvidenceBatch, facts: Facts, decisions: int) -
 
 def fixed_states(rows: Rows, batch: EvidenceBatch) -> dict[int, int]:
     """Return what all of some rows observe alike: variable -> state."""
-    found = {}
+    found = dict[int, int]()
+    if not rows.size:
+        return found
     for v, states in batch.states.items():
-        column = states[rows]
-        if len(column) and column[0] != UNOBSERVED and (column == column[0]).all():
-            found[v] = int(column[0])
+        first = states[rows[0]]
+        # Most columns differ in their ends.
+        if first != UNOBSERVED and states[rows[-1]] == first and (states[rows] == first).all():
+            found[v] = int(first)
     return found
 
 
