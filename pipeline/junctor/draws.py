@@ -143,7 +143,7 @@ class Draws:
 
         Raises the BudgetError of the first row where that is why none has any.
         """
-        refused, first = 0, BudgetError()
+        refused, why = 0, BudgetError()
         for part in source.partitions(PIECE_ROWS):
             for row in range(part.batch.rows):
                 number, case_id = part.first_row + row, part.case_ids.slice(row, 1)
@@ -155,15 +155,15 @@ class Draws:
                 try:
                     found = given(part.batch, row)
                 except BudgetError as error:
-                    refused, first = refused + 1, first if refused else error
-                    found = str(error)
+                    why = why if refused else error
+                    refused, found = refused + 1, str(error)
                 if isinstance(found, str):
                     self._tell(number, found)
                     continue
                 for samples in self._of_row(found, number, most):
                     yield case_id.take(pa.array(np.zeros(samples.shape[1], dtype=np.int32))), samples
         if 0 < refused == self.undrawn == self.answered:
-            raise first
+            raise why
 
     def _of_row(self, given: RowDraws, number: int, most: int) -> Iterator[States]:
         """Yield the draws of a row, at most so many at a time."""
@@ -230,7 +230,7 @@ def _program(network: Network, fixed: dict[int, int], decisions: int, cpu: Compu
 
     # Auxiliary variables are summed out: nobody sees their states.
     needed = set(range(len(network.public))) - fixed.keys()
-    limits = SearchLimits(decisions, bytes=min(SearchLimits().bytes, allowed_memory(cpu) // 2))
+    limits = SearchLimits.within(allowed_memory(cpu), decisions)
     found = kept_circuit(network.with_fewer_axes, fixed, needed, limits, usable_cores())
     return found if isinstance(found, str) else CircuitProgram(network, found)
 

@@ -74,7 +74,7 @@ def cases(draw: st.DrawFn) -> tuple[Network, Any]:
 
 
 def through(patch: pytest.MonkeyPatch, way: str) -> None:
-    """Have networks drawn one way, whatever their size."""
+    """Let networks of any size be drawn from clique tables, a circuit, or circuits of rows."""
     if way == "cliques":
         return
     for name, value in (("MANY_ENTRIES", 0), ("DECISION_ENTRIES", 1), ("EDGE_ENTRIES", 0), ("DENSE", 2)):

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from junctor_kernels.circuits.nodes import FlatCircuit
+from junctor_kernels.circuits.tables import ONE
 from junctor_kernels.cpu.jit import jit
 from junctor_kernels.cpu.jit import loops as _loops
 from junctor_kernels.cpu.jit import part as _part
@@ -28,8 +29,6 @@ inlined = partial(jit, fastmath={"contract"}, inline=True, arrays=False, part=Tr
 
 # Bytes of a number for all cases of a block: four vectors of the widest registers.
 LINE_BYTES = 256
-# Indices of edges have no sign: Numba would ask of each whether it is negative.
-ONE = np.uint64(1)
 
 
 class CircuitEvidence(NamedTuple):
@@ -194,6 +193,7 @@ def _up(circuit: Any, values: Any, leaves: int) -> None:
     edges_at, children, weights = circuit.edges_at, circuit.children, circuit.weights
     cases, width = LINE_BYTES // values.itemsize, BYTES // values.itemsize
     for node in range(leaves, circuit.is_sum.size):
+        # Indices of edges have no sign, for speed, as in `circuits.search`.
         first, last = np.uint64(edges_at[np.uint64(node)]), np.uint64(edges_at[np.uint64(node + 1)])
         for case in range(0, cases, 4 * width):
             child = np.int64(children[first]) * cases + case
@@ -282,13 +282,20 @@ def _log_sum(one: float, other: float) -> Any:
 
 
 @part
+def log_indicator_of(evidence: Any, leaf: int, row: int) -> Any:
+    """Return the logarithm of an indicator times its likelihood for one row, whose likelihoods are logarithms."""
+    found = 0.0 if indicator_of(evidence, leaf, row) > 0 else -math.inf
+    if evidence.soft[leaf] >= 0:
+        found += evidence.likelihoods[evidence.soft[leaf], row]
+    return found
+
+
+@part
 def up_in_logs(circuit: Any, evidence: Any, row: int, values: Any) -> Any:
     """Write the logarithms of the values of all nodes for one row, float64 [nodes], and return that of the root."""
     edges_at, children, leaves, nodes = circuit.edges_at, circuit.children, circuit.indicators.size, circuit.is_sum.size
     for leaf in range(leaves):
-        values[leaf] = 0.0 if indicator_of(evidence, leaf, row) > 0 else -math.inf
-        if evidence.soft[leaf] >= 0:
-            values[leaf] += evidence.likelihoods[evidence.soft[leaf], row]
+        values[leaf] = log_indicator_of(evidence, leaf, row)
     for node in range(leaves, nodes):
         first, last, total, high = edges_at[node], edges_at[node + 1], 0.0, -math.inf
         if circuit.is_sum[node]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from junctor_kernels.circuits.evaluate import indicator_of
+from junctor_kernels.circuits.evaluate import log_indicator_of
 from junctor_kernels.cpu.jit import loops
 
 
@@ -29,9 +29,7 @@ def explain_case(
     edges_at, children = circuit.edges_at, circuit.children
     leaves, nodes = circuit.indicators.size, circuit.is_sum.size
     for leaf in range(leaves):
-        values[leaf] = 0.0 if indicator_of(evidence, leaf, row) > 0 else -math.inf
-        if evidence.soft[leaf] >= 0:
-            values[leaf] += evidence.likelihoods[evidence.soft[leaf], row]
+        values[leaf] = log_indicator_of(evidence, leaf, row)
     for node in range(leaves, nodes):
         best, total = -math.inf, 0.0
         for edge in range(edges_at[node], edges_at[node + 1]):

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from junctor_kernels.circuits.tables import ONE
 from junctor_kernels.cpu.jit import jit, part
 from junctor_kernels.orders.greedy import random
 
@@ -21,7 +22,6 @@ LEFT, RIGHT, CUT, OUTSIDE = 0, 1, 2, 3
 MOST_SHARE, TRIALS, FEW_TRIALS, LARGE, PASSES, PATIENCE = 0.65, 8, 2, 1000, 6, 64
 # Rows of the work array.
 SIDE, REGION, LIST, LOCKED, MOVED, BEST, ROWS = range(7)
-ONE = np.uint64(1)
 
 
 @jit

@@ -27,7 +27,7 @@ from junctor.circuits.on_gpu import IN_FLIGHT, GpuCircuit, GpuTargets, gpu_host_
 from junctor.evidence.batch import UNOBSERVED, EvidenceBatch, Rows, span_of
 from junctor.model.answers import OK, Answers
 from junctor.model.network import Network
-from junctor.runtime.threads import in_threads
+from junctor.runtime.threads import in_threads, stretches
 
 if TYPE_CHECKING:
     from junctor_kernels.gpu.blocks import BlockDevice
@@ -68,15 +68,15 @@ class BlockMemory:
     """Memory of the blocks of a thread, for one format at a time: of a large circuit it takes as long as a block."""
 
     def __init__(self) -> None:
-        self._held: dict[np.dtype[Any], tuple[npt.NDArray[Any], ...]] = {}
+        self._held: tuple[npt.NDArray[Any], ...] = ()
 
     def block(self, circuit: FlatCircuit, dtype: np.dtype[Any]) -> tuple[npt.NDArray[Any], ...]:
         """Return values and what nodes hand on, of the block before if that was of the same format."""
-        if dtype not in self._held:
+        if not self._held or self._held[0].dtype != dtype:
             # That of another one goes first.
-            self._held.clear()
-            self._held[dtype] = evaluate.block_memory(circuit, dtype)
-        return self._held[dtype]
+            self._held = ()
+            self._held = evaluate.block_memory(circuit, dtype)
+        return self._held
 
 
 class CircuitProgram:
@@ -94,7 +94,7 @@ class CircuitProgram:
         starts = first_indicators(network)
         numbers = circuit.flat.indicators
         # A number that stands for no state is always 1.
-        self._variables = np.searchsorted(starts, numbers, side="right").astype(np.int64) - 1
+        self._variables = np.searchsorted(starts, numbers, side="right").astype(np.int32) - 1
         self._numbers = (numbers - starts[self._variables]).astype(np.int32)
         self._places = np.full(int(starts[-1]), -1, dtype=np.int32)
         real = np.flatnonzero(numbers >= 0)
@@ -165,11 +165,10 @@ class CircuitProgram:
         in_threads(lambda part, place: self._answer_part(batch, part, answers, memories[place]), parts, threads)
 
     def _tasks(self, rows: Rows, cases: int) -> list[Rows]:
-        """Return the rows of each task, about as many: a number of cases or a multiple."""
-        most = max(cases, min(TASK_ROWS, TASK_EDGES // max(1, self.circuit.edges)))
-        count = -(-len(rows) // most)
-        step = -(-len(rows) // max(1, count * cases)) * cases
-        return [rows[start : start + step] for start in range(0, len(rows), max(1, step))]
+        """Return the rows of each task, in blocks of so many cases."""
+        most = min(TASK_ROWS, TASK_EDGES // max(1, self.circuit.edges))
+        parts = stretches(-(-len(rows) // cases), 1, max(1, most // cases))
+        return [rows[part.start * cases : part.stop * cases] for part in parts]
 
     def _formats(self, answers: Answers) -> list[np.dtype[Any]]:
         """Return the formats in which rows are answered, one after the other, before logarithms."""
@@ -188,7 +187,7 @@ class CircuitProgram:
     def _explain_part(self, batch: EvidenceBatch, rows: Rows, answers: Answers, weights: Floats) -> None:
         assert answers.explained is not None
         evidence, scales, _ = self._evidence(batch, rows)
-        circuit, variables = self.circuit.flat, self._variables.astype(np.int32)
+        circuit, variables = self.circuit.flat, self._variables
         values, waiting = np.zeros(len(circuit.is_sum)), np.zeros(len(circuit.children) + 1, dtype=np.int64)
         states, logs = np.zeros(len(self.network.variables), dtype=np.int32), np.zeros(len(rows))
         for v, state in self.circuit.fixed:
@@ -206,7 +205,7 @@ class CircuitProgram:
         root = weigh_terms(circuit, evidence, 0, np.zeros(len(circuit.is_sum)), bounds)
         if self.circuit.log + root == -math.inf:
             return None
-        cells = circuit, evidence.numbers, self._variables.astype(np.int32), bounds
+        cells = circuit, evidence.numbers, self._variables, bounds
         return CircuitDraws(*cells, self._most_sums, len(self.network.variables), self.circuit.fixed)
 
     @cached_property

@@ -30,6 +30,11 @@ class SearchLimits:
     edges: int = 40_000_000
     bytes: int = 1 << 31
 
+    @classmethod
+    def within(cls, memory: int, decisions: int) -> SearchLimits:
+        """Return limits of a search that takes half of the memory allowed at most."""
+        return cls(decisions, bytes=min(cls().bytes, memory // 2))
+
 
 def refused(network: Network, factors: Sequence[Factor]) -> str | None:
     """Return why a network has no circuit of some of its factors, whatever their numbers; None where it may have one.

@@ -76,7 +76,7 @@ def _ways(device: Device) -> Iterator[tuple[str, Callable[[], object]]]:
         yield f"numbers that underflow, {precision}", partial(_answer, _tiny(), query, device, 0.0)
         yield f"stored cliques, {precision}", partial(_keep_cliques, grid, precision)
     for asked in Query(), Query(precision="single"):
-        # Those of double precision underflow, too: the others are in logarithms.
+        # Of the second network rows underflow in either precision, and go on in logarithms.
         yield f"circuits, {asked.precision}", partial(_circuits, (impossible, _rare()), asked, device)
     yield "circuits, explanations", partial(_circuits, (impossible,), Query("mpe"), "cpu")
     yield "draws from circuits", partial(_draw, impossible)

@@ -175,10 +175,10 @@ def _searched(
     from junctor.circuits.kept import kept_circuit
     from junctor.circuits.parts import CircuitParts, in_parts, parents_first
 
-    network, most = facts.network, min(SearchLimits().bytes, facts.allowed // 2)
+    network = facts.network
 
     def search(some: Collection[int], decisions: int) -> Circuit | str:
-        limits = SearchLimits(decisions, bytes=most)
+        limits = SearchLimits.within(facts.allowed, decisions)
         return kept_circuit(network, fixed, seen.union(some), limits, facts.threads)
 
     def part(some: Collection[int]) -> CircuitProgram | str:
