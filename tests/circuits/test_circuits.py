@@ -10,9 +10,9 @@ from circuit_networks import diagnosis, noisy_findings
 from helpers.circuit_cases import compiled, rare, switched
 from helpers.engine_cases import blank, check_explanations, check_posteriors
 from helpers.noisy_max import noisy_network
-from helpers.oracle import log_fraction
+from helpers.oracle import enumerate_posteriors, log_fraction
 from helpers.quickscore import quickscore
-from helpers.strategies import evidence_batches, networks
+from helpers.strategies import evidence_batches, networks, row_evidence
 from hypothesis import given
 from hypothesis import strategies as st
 from junctor.circuits.compile import Circuit, compile_circuit
@@ -98,6 +98,27 @@ def test_noisy_nodes_are_chains(strongest_last: bool) -> None:
     np.testing.assert_allclose(found.log_value, expected.log_value, rtol=1e-12)
     for v in expected.targets:
         np.testing.assert_allclose(found.posteriors[v], expected.posteriors[v], rtol=0, atol=1e-12)
+
+
+@given(st.integers(0, 10_000), st.data())
+def test_rows_without_their_evidence_on_one_variable(seed: int, data: st.DataObject) -> None:
+    """Of observed and unobserved variables, of rows that are possible only without it, and of impossible ones."""
+    network = switched(6, seed)
+    batch = data.draw(evidence_batches(network, min_rows=1, max_rows=3, invalid=False))
+    found = CircuitProgram(network, compiled(network, {})).retracted(batch, np.arange(batch.rows), range(6))
+    for row in range(batch.rows):
+        hard, soft = row_evidence(batch, row)
+        for v in range(6):
+            others = [{u: of for u, of in evidence.items() if u != v} for evidence in (hard, soft)]
+            expected = [enumerate_posteriors(network, others[0] | {v: state}, others[1])[0] for state in range(3)]
+            np.testing.assert_allclose(found[v][row], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_what_is_fixed_is_not_retracted() -> None:
+    network = random_network(6, seed=1)
+    program = CircuitProgram(network, compiled(network, {0: 0}))
+    with pytest.raises(ValueError, match=f"nothing of {network.variables[0].name!r}"):
+        program.retracted(EvidenceBatch(1, {0: np.zeros(1, np.int32)}), np.arange(1), [0])
 
 
 @pytest.mark.parametrize("states", [2, 3])

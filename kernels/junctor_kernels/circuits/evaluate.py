@@ -1,9 +1,11 @@
 """Values of circuits for blocks of cases, the cases innermost, and how they flow back to indicators (Numba).
 
-Main functions: `answer_block`, in single or double precision, and `answer_block_in_logs`. Up, a node is the sum or the
-product of its children. Down, the flow of a node is its value times the derivative of the root by it (Darwiche, A
-differential approach to inference in Bayesian networks, 2003): a product hands its own to each child, a sum divides it
-in the shares of its terms. The flow of an indicator, divided by the root, is a posterior.
+Main functions: `answer_block`, in single or double precision, `answer_block_in_logs`, and `slopes_in_logs`. Up, a node
+is the sum or the product of its children. Down, the flow of a node is its value times the derivative of the root by it
+(Darwiche, A differential approach to inference in Bayesian networks, 2003): a product hands its own to each child, a
+sum divides it in the shares of its terms. The flow of an indicator, divided by the root, is a posterior. In logarithms
+the derivative itself goes down: of an indicator it is the root of what the row would be with all evidence on its
+variable replaced by its state, whatever the evidence on it is.
 """
 
 from __future__ import annotations
@@ -311,35 +313,61 @@ def up_in_logs(circuit: Any, evidence: Any, row: int, values: Any) -> Any:
     return values[nodes - 1]
 
 
+@part
+def _down_in_logs(circuit: Any, values: Any, slopes: Any) -> None:
+    """Write the logarithms of the derivatives of the root by all nodes, float64 [nodes], given values of `up_in_logs`.
+
+    Of a product that is zero they are those of what its other children multiply to.
+    """
+    edges_at, children, leaves, nodes = circuit.edges_at, circuit.children, circuit.indicators.size, circuit.is_sum.size
+    for node in range(nodes - 1):
+        slopes[node] = -math.inf
+    slopes[nodes - 1] = 0.0
+    for node in range(nodes - 1, leaves - 1, -1):
+        first, last, slope = edges_at[node], edges_at[node + 1], slopes[node]
+        if slope == -math.inf:
+            continue
+        if circuit.is_sum[node]:
+            for edge in range(first, last):
+                child = children[edge]
+                slopes[child] = _log_sum(slopes[child], slope + math.log(circuit.weights[edge]))
+            continue
+        zeros = 0
+        for edge in range(first, last):
+            zeros += values[children[edge]] == -math.inf
+            slope += values[children[edge]] if values[children[edge]] > -math.inf else 0.0
+        for edge in range(first, last) if zeros < 2 else range(0):
+            child = children[edge]
+            if values[child] == -math.inf:
+                slopes[child] = _log_sum(slopes[child], slope)
+            elif zeros == 0:
+                slopes[child] = _log_sum(slopes[child], slope - values[child])
+
+
 @loops
 def answer_block_in_logs(
-    circuit: Any, evidence: Any, answers: Any, rows: Any, start: int, values: Any, flows: Any
+    circuit: Any, evidence: Any, answers: Any, rows: Any, start: int, values: Any, slopes: Any
 ) -> None:
-    """Do the same for one case in logarithms: `values` and `flows` of a node each.
+    """Do the same for one case in logarithms: `values` and `slopes`, derivatives of the root, of a node each.
 
     The root of an impossible row is -inf, and it has no posteriors.
     """
-    edges_at, children, leaves, nodes = circuit.edges_at, circuit.children, circuit.indicators.size, circuit.is_sum.size
     answers.roots[start] = root = up_in_logs(circuit, evidence, start, values)
     if answers.indicators.size == 0 or root == -math.inf:
         return
-    for node in range(nodes - 1):
-        flows[node] = -math.inf
-    flows[nodes - 1] = root
-    for node in range(nodes - 1, leaves - 1, -1):
-        first, last, flow = edges_at[node], edges_at[node + 1], flows[node]
-        if flow == -math.inf:
-            continue
-        for edge in range(first, last):
-            child, share = children[edge], flow
-            if circuit.is_sum[node]:
-                share += values[child] + math.log(circuit.weights[edge]) - values[node]
-            flows[child] = _log_sum(flows[child], share)
+    _down_in_logs(circuit, values, slopes)
     for state in range(answers.indicators.size):
         leaf, found = answers.indicators[state], 0.0
         if leaf >= 0:
-            found = math.exp(flows[leaf] - root)
+            found = math.exp(slopes[leaf] + values[leaf] - root)
         answers.memory[answers.at[state] + rows[start] * answers.steps[state]] = found
+
+
+@loops
+def slopes_in_logs(circuit: Any, evidence: Any, row: int, values: Any, slopes: Any) -> None:
+    """Write the logarithms of values and of derivatives of the root of one row, possible or not; float64 [nodes]."""
+    up_in_logs(circuit, evidence, row, values)
+    _down_in_logs(circuit, values, slopes)
 
 
 @loops

@@ -197,6 +197,32 @@ class CircuitProgram:
             answers.explained[:, row] = states[list(answers.targets)]
         self._write(rows, logs, scales, answers)
 
+    def retracted(self, batch: EvidenceBatch, rows: Rows, targets: Collection[int]) -> dict[int, Floats]:
+        """Return log P(x, e without its evidence on X) of each target X, float64 [rows, states]; possible rows or not.
+
+        targets: of what the circuit tells of; raises ValueError for another.
+        Source: Darwiche, A differential approach to inference in Bayesian networks, 2003 (evidence retraction).
+        """
+        at = {v: self._places[self._starts[v] : self._starts[v + 1]] for v in targets}
+        for v, places in at.items():
+            if (places < 0).all() and self.circuit.log > -math.inf:
+                raise ValueError(f"the circuit tells nothing of {self.network.variables[v].name!r}")
+        found = {v: np.full((len(rows), len(places)), -math.inf) for v, places in at.items()}
+        if self.circuit.log == -math.inf:
+            return found
+        evidence, scales, _ = self._evidence(batch, rows)
+        values, slopes = np.zeros(len(self.circuit.flat.is_sum)), np.zeros(len(self.circuit.flat.is_sum))
+        for place in range(len(rows)):
+            evaluate.slopes_in_logs(self.circuit.flat, evidence, place, values, slopes)
+            for v, places in at.items():
+                logs = slopes[places] + scales[place] + self.circuit.log
+                found[v][place] = np.where(places >= 0, logs, -math.inf)
+        for v in batch.likelihoods.keys() & found.keys():
+            where, likelihoods = batch.likelihoods[v].among(rows)
+            # It is not divided by what its own likelihoods were.
+            found[v][where] -= _scaled(likelihoods)[1]
+        return found
+
     def draws(self, batch: EvidenceBatch, row: int) -> CircuitDraws | None:
         """Return what draws the states of a row, which observes what is fixed; None where it is impossible."""
         evidence, _, _ = self._evidence(batch, np.array([row]))
@@ -388,13 +414,8 @@ class CircuitProgram:
             where, values = likelihood.among(rows)
             if not where.size:
                 continue
-            with np.errstate(divide="ignore"):
-                logs = np.log(values)
-            top = logs.max(axis=1, keepdims=True)
-            # Of nothing but zeros no scale is to be taken out.
-            top[~np.isfinite(top)] = 0.0
+            logs, top = _scaled(values)
             scales[where] += top[:, 0]
-            logs -= top
             if dtype is not None:
                 odd[where] |= ((logs < math.log(_FORMATS[dtype].small)) & (values > 0)).any(axis=1)
             table = np.zeros((values.shape[1], len(rows)))
@@ -411,6 +432,16 @@ class CircuitProgram:
             tables if dtype is None else np.exp(tables).astype(dtype, copy=False),
         )
         return found, scales, odd
+
+
+def _scaled(likelihoods: Floats) -> tuple[Floats, Floats]:
+    """Return logarithms of likelihoods divided by the largest of each row, and that of the largest, [rows, 1]."""
+    with np.errstate(divide="ignore"):
+        logs = np.log(likelihoods)
+    top = logs.max(axis=1, keepdims=True, initial=-math.inf)
+    # Of nothing but zeros no scale is to be taken out.
+    top[~np.isfinite(top)] = 0.0
+    return logs - top, top
 
 
 def _is_hard(evidence: CircuitEvidence) -> bool:
