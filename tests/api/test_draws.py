@@ -92,7 +92,7 @@ def raises(error: Exception, *_: Any, **__: Any) -> None:
 
 @pytest.mark.parametrize("way", ["cliques", "circuit", "circuits of rows"])
 @given(case=cases())
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_draws_are_as_frequent_as_enumeration_says(way: str, case: tuple[Network, Any]) -> None:
     network, batch = case
     with pytest.MonkeyPatch.context() as patch:

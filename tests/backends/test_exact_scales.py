@@ -119,7 +119,7 @@ def test_explanations_of_a_plan() -> None:
 
 @ON
 @ALGEBRAS
-@pytest.mark.parametrize("cases", [1, 128])
+@pytest.mark.parametrize("cases", [1, pytest.param(128, marks=pytest.mark.slow)])
 def test_a_plan_on_a_gpu(device: Callable[[], gpu.BlockDevice], algebra: Algebra, cases: int) -> None:
     program, block = bound(algebra, lifted=False)
     rows, place = np.arange(CASES), 0

@@ -419,6 +419,7 @@ def test_a_gpu_is_measured(device: Callable[[], gpu.BlockDevice], monkeypatch: p
     assert rows[0].work != rows[1].work
 
 
+@pytest.mark.slow
 def test_the_benchmark_of_tiles_and_blocks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     blocks, costs = importlib.import_module("launch_blocks"), importlib.import_module("costs")
     monkeypatch.setattr(tiles, "tiles_that_pay", blocks.rule_before)

@@ -127,7 +127,7 @@ def test_a_single_row_of_large_tables_goes_over_entries_in_double_too() -> None:
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("allowed", [1 << 26, 1 << 30])
+@pytest.mark.parametrize("allowed", [pytest.param(1 << 26, marks=pytest.mark.slow), 1 << 30])
 def test_threads_change_no_number_of_an_answer(allowed: int) -> None:
     network = grid(6, 6, states=3, seed=4)
     rows = 300

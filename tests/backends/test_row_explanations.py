@@ -185,7 +185,7 @@ def test_a_tree_beyond_the_memory_is_left() -> None:
     assert not explained(network, batch)[1]
 
 
-@pytest.mark.parametrize("rows", [FEW_ROWS, 600])
+@pytest.mark.parametrize("rows", [FEW_ROWS, pytest.param(600, marks=pytest.mark.slow)])
 def test_batches_with_gaps_take_trees(rows: int) -> None:
     network = random_network(100, states=4, seed=10)
     batch = gaps(network, rows, seed=10)

@@ -17,7 +17,9 @@ from junctor.model.network import Network
 pytest.importorskip("pyagrum", reason="pyAgrum comes with an environment of its own")
 
 
-@pytest.mark.parametrize("missing", [0.1, 0.3, 0.6])
+@pytest.mark.parametrize(
+    "missing", [pytest.param(0.1, marks=pytest.mark.slow), 0.3, pytest.param(0.6, marks=pytest.mark.slow)]
+)
 def test_iterates_are_those_of_pyagrum(missing: float) -> None:
     truth = read_network(ASIA)
     start, cells = learning.started(truth), learning.cells_of(truth, 500, missing)

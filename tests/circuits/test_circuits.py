@@ -121,7 +121,7 @@ def test_what_is_fixed_is_not_retracted() -> None:
         program.retracted(EvidenceBatch(1, {0: np.zeros(1, np.int32)}), np.arange(1), [0])
 
 
-@pytest.mark.parametrize("states", [2, 3])
+@pytest.mark.parametrize("states", [2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("fixed", [False, True])
 def test_noisy_nodes_of_sixty_parents(states: int, fixed: bool) -> None:
     """By one circuit for every evidence on causes and effects, and by one of what a row observes."""

@@ -141,7 +141,9 @@ def test_sigterm_while_code_is_compiled(inputs: Path, tmp_path: Path) -> None:
         end(process, said)
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
+@pytest.mark.parametrize(
+    "name", ["SIGTERM", pytest.param("SIGHUP", marks=pytest.mark.slow), pytest.param("SIGINT", marks=pytest.mark.slow)]
+)
 def test_signal_inside_of_a_callback_of_compiled_code(name: str) -> None:
     code = f"""
 import ctypes, os, signal, time

@@ -204,7 +204,8 @@ def process_of(server: PrefectServer, served: subprocess.Popen[bytes], id: str) 
     return process
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [1, 5])
 def test_a_killed_run_is_tried_again(server: PrefectServer, tmp_path: Path, long: list[str], kills: int) -> None:
     """As where memory runs out: the process that Prefect leaves its retries to is gone."""
     name = f"killed-{kills}"
@@ -381,6 +382,7 @@ def test_standard_input_is_not_deployed() -> None:
         assert "found standard input" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_run_has_what_it_can_have_and_keeps_its_last_state(server: PrefectServer, tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.csv", 7)
     deployed(server, tmp_path, ASIA, "rows.csv", "-o", "answers", "--name", "formed")

@@ -279,8 +279,8 @@ def test_a_part_that_fails_is_tried_again_alone(server: PrefectServer, tmp_path:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"memory": "much"}, "Invalid value for --memory: found the size 'much', "),
-        ({"fail_if": ["invalid >"]}, "Invalid value for --fail-if: "),
+        pytest.param({"memory": "much"}, "Invalid value for --memory: found the size 'much', ", marks=pytest.mark.slow),
+        pytest.param({"fail_if": ["invalid >"]}, "Invalid value for --fail-if: ", marks=pytest.mark.slow),
         ({"retry_delay": "soon"}, "Invalid value: found the time 'soon', expected a number and a unit"),
     ],
 )

@@ -114,6 +114,7 @@ def test_it_compiles_what_is_missing(tmp_path: Path) -> None:
     assert compiled(tmp_path) == 0
 
 
+@pytest.mark.slow
 def test_it_leaves_what_others_compile(tmp_path: Path) -> None:
     assert compiled(tmp_path) == 2
     for path in (tmp_path / "cache").rglob("*.nb?"):

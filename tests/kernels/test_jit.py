@@ -142,6 +142,7 @@ def test_a_function_is_compiled_from_all_that_its_file_imports() -> None:
     assert "cpu/scores.py" not in names
 
 
+@pytest.mark.slow
 def test_code_without_a_file_is_compiled_anew(tmp_path: Path) -> None:
     for _ in range(2):
         assert run(tmp_path, MODULE + CALLS) == ["10.0", "0", "True", "10.0", "0"]
@@ -156,6 +157,7 @@ def test_code_is_loaded_from_a_folder_that_may_only_be_read(compiled: Path) -> N
     assert sorted((compiled / "cache").rglob("*.nb?")) == kept
 
 
+@pytest.mark.slow
 def test_code_of_an_earlier_version_is_compiled_anew(tmp_path: Path) -> None:
     text = "from typing import NamedTuple\nfrom junctor_kernels.cpu.jit import jit\n"
     text += "class Old(NamedTuple):\n    x: float\n@jit\ndef first(pair):\n    return pair.x\n"

@@ -40,6 +40,7 @@ def test_waiting_has_an_end(tmp_path: Path) -> None:
     assert sorted((tmp_path / "cache").rglob("*.nb?")) == kept
 
 
+@pytest.mark.slow
 def test_without_locks_everyone_compiles(tmp_path: Path) -> None:
     assert said(start(tmp_path, CALL)) == ["3.0", "2", "True"]
     for path in (tmp_path / "cache").rglob("*.nb?"):

@@ -236,7 +236,7 @@ def test_probabilities_are_whole_only_where_they_are() -> None:
     ]
 
 
-@pytest.mark.parametrize("which", ["plain", "evil"])
+@pytest.mark.parametrize("which", [pytest.param("plain", marks=pytest.mark.slow), "evil"])
 def test_a_fit_in_a_browser(tmp_path: Path, which: str) -> None:
     with chromium() as browser:
         if which == "evil":

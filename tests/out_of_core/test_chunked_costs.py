@@ -262,7 +262,7 @@ def test_a_plan_is_chosen_for_all_gpus_that_share_it() -> None:
 
 
 def test_a_gpu_that_is_too_small_is_refused_with_what_is_needed() -> None:
-    problem = Problem(shape_of(grid(12, 12, states=2, seed=1)), NOTHING)
+    problem = Problem(shape_of(grid(7, 7, states=2, seed=1)), NOTHING)
 
     def on(task: int) -> MemoryLimits:
         return MemoryLimits(1 << 30, task, 0, Path(), on_gpu=True)

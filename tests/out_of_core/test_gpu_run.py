@@ -269,7 +269,7 @@ def test_where_tables_lie_changes_no_number(
 
 @BOTH
 @pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("room", [0, 1 << 12, 1 << 20])
+@pytest.mark.parametrize("room", [0, pytest.param(1 << 12, marks=pytest.mark.slow), 1 << 20])
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
 def test_passes_side_by_side_change_no_number(
     devices: Devices, seed: int, room: int, count: int, algebra: Algebra, monkeypatch: pytest.MonkeyPatch

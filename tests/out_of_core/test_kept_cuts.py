@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +31,7 @@ from junctor.strategies.chunk_cuts import ChunkCuts
 from junctor.strategies.facts import Facts
 from junctor_kernels.tables import reference
 
-GRID = generate.grid(12, 12, 2, seed=4)
+GRID = generate.grid(9, 9, 2, seed=4)
 PATTERN = Pattern(frozenset({3, 17}), frozenset({5}))
 PROBLEM = Problem(shape_of(GRID), PATTERN)
 LIMITS = MemoryLimits(1 << 28, 1 << 15, 0, Path())
@@ -115,8 +116,8 @@ def test_how_tasks_overlap_is_looked_for_once(cache: Cache, monkeypatch: pytest.
 
 def test_slices_and_messages_made_again_are_found_again(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_splits, "fixed_bytes", lambda plan: 0)
-    problem, limits = replace(PROBLEM, pattern=Pattern(frozenset(), frozenset({5}))), replace(LIMITS, task=None)
-    limits = replace(limits, memory=200_000, disk=1 << 16)
+    problem = Problem(shape_of(generate.grid(12, 12, 2, seed=4)), Pattern(frozenset(), frozenset({5})))
+    limits = replace(LIMITS, task=None, memory=200_000, disk=1 << 16)
 
     def found() -> ChunkRoute:
         return cut(problem, reference.DOUBLE, limits, CPU, 1, 1, kept_cut(problem, reference.DOUBLE, limits, CPU, 1, 1))
@@ -186,12 +187,16 @@ def test_passes_side_by_side_are_found_again(slots: int, monkeypatch: pytest.Mon
     assert not again.kept
 
 
+@functools.cache
+def _on_gpu() -> tuple[GpuSplits, ChunkPlan, Any]:
+    ways = GpuSplits(replace(LIMITS, task=1 << 27, on_gpu=True), reference.DOUBLE, GPU, 1)
+    prices = chunk_search.ChunkPrices(ways.least, ways.seconds, 0.0)
+    return ways, *chunk_search.cheapest_chunks(PROBLEM, 8, ways.splits, prices)
+
+
 @pytest.mark.parametrize("strange", [(0, 0), (5, 0), (2, 5), (99, 0), (-1, 1), (1, 10**20)])
 def test_slots_that_there_are_not_are_looked_for_anew(strange: tuple[int, int]) -> None:
-    ways = GpuSplits(replace(LIMITS, task=1 << 27, on_gpu=True), reference.DOUBLE, GPU, 1)
-    chunks, split = chunk_search.cheapest_chunks(
-        PROBLEM, 8, ways.splits, chunk_search.ChunkPrices(ways.least, ways.seconds, 0.0)
-    )
+    ways, chunks, split = _on_gpu()
     expected = _parts(ways.chunking(chunks, split))
     assert _parts(ways.chunking(chunks, split, FixedOverlap(Overlap(*strange)))) == expected
 
@@ -199,7 +204,7 @@ def test_slots_that_there_are_not_are_looked_for_anew(strange: tuple[int, int]) 
 def test_what_a_search_depends_on_is_its_key() -> None:
     asked: list[tuple[Any, ...]] = [
         (PROBLEM, reference.DOUBLE, LIMITS, CPU, 1, 1),
-        (replace(PROBLEM, shape=shape_of(generate.grid(12, 12, 3, seed=4))), reference.DOUBLE, LIMITS, CPU, 1, 1),
+        (replace(PROBLEM, shape=shape_of(generate.grid(9, 9, 3, seed=4))), reference.DOUBLE, LIMITS, CPU, 1, 1),
         (replace(PROBLEM, pattern=Pattern(PATTERN.sliced, frozenset())), reference.DOUBLE, LIMITS, CPU, 1, 1),
         (replace(PROBLEM, targets=frozenset({1})), reference.DOUBLE, LIMITS, CPU, 1, 1),
         (replace(PROBLEM, explain=True), reference.DOUBLE, LIMITS, CPU, 1, 1),
@@ -214,7 +219,7 @@ def test_what_a_search_depends_on_is_its_key() -> None:
     ]
     assert len({repr(kept_cut(*what).key) for what in asked}) == len(asked)
     # Another network of the same shape is cut alike, wherever its files go.
-    same = shape_of(generate.grid(12, 12, 2, seed=5))
+    same = shape_of(generate.grid(9, 9, 2, seed=5))
     other = kept_cut(replace(PROBLEM, shape=same), reference.DOUBLE, replace(LIMITS, folder=Path("there")), CPU, 1, 1)
     assert repr(other.key) == repr(kept_cut(*asked[0]).key)
 

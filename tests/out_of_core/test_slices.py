@@ -160,10 +160,10 @@ def check_as_in_one_piece(found: Answers, network: Network, batch: EvidenceBatch
 # Kilobytes of memory and of disk, and whether the row has slices, messages made again, and files.
 FORCED = [
     *(("double", 400, 0, "chunks"), ("double", 400, 64, "files"), ("double", 600, 0, "again")),
-    *(("double", 200, 0, "slices"), ("double", 200, 64, "slices again files"), ("single", 150, 64, "again files")),
+    *(("double", 200, 64, "slices again files"), ("single", 150, 64, "again files")),
     *(
         pytest.param(*each, marks=pytest.mark.slow)
-        for each in (("single", 100, 0, "slices"), ("single", 300, 0, "again"))
+        for each in (("double", 200, 0, "slices"), ("single", 100, 0, "slices"), ("single", 300, 0, "again"))
     ),
 ]
 

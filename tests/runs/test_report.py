@@ -266,7 +266,9 @@ def test_counts_move_to_other_bins_whole() -> None:
     assert "<svg" in pictures.logarithms([("", Spread.of(np.zeros(5)))], "log_evidence")
 
 
-@pytest.mark.parametrize("which", ["plain", "evil", "compared"])
+@pytest.mark.parametrize(
+    "which", ["evil", pytest.param("plain", marks=pytest.mark.slow), pytest.param("compared", marks=pytest.mark.slow)]
+)
 def test_in_a_browser(tmp_path: Path, which: str) -> None:
     with chromium() as browser:
         job = evil_job(tmp_path) if which == "evil" else make_job(tmp_path, rows_of(150))

@@ -254,7 +254,7 @@ def csv_job(folder: Path, network: Network, evidence: pa.Table, name: str) -> Jo
     return make_job(folder).but(evidence=str(folder / name))
 
 
-@pytest.mark.parametrize("name", ["in/a.csv", "in", "in/*.csv"])
+@pytest.mark.parametrize("name", ["in/a.csv", "in", pytest.param("in/*.csv", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("change", ["append", "truncate", "rewrite", "replace", "remove"])
 def test_files_that_change_while_they_are_encoded(
     network: Network, evidence: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, change: str

@@ -119,6 +119,7 @@ def stop_once(mark: str) -> int:
     return os.getpid()
 
 
+@pytest.mark.slow
 def test_the_task_of_a_worker_that_stops_goes_to_another_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -203,6 +203,7 @@ def test_objects_are_whole_whatever_fails(bucket: Bucket, fault: str, tmp_path: 
     assert bucket.objects() == {"large": large, **{f"small/{i}": small for i in range(1, 5)}}
 
 
+@pytest.mark.slow
 def test_an_upload_that_never_succeeds_leaves_nothing(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
