@@ -33,11 +33,16 @@ def test_damaged_files(mutants: int) -> None:
     ("kind", "seed"),
     [
         ("footer-sequences", 4800),
-        ("footer-evidence", 17547),
-        ("records-sequences", 721),
-        ("records-sequences", 1637),
         ("manifest", 20000270),
-        ("footer-model", 20014956),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (
+                ("footer-evidence", 17547),
+                ("records-sequences", 721),
+                ("records-sequences", 1637),
+                ("footer-model", 20014956),
+            )
+        ),
     ],
 )
 def test_what_mutants_found(kind: str, seed: int) -> None:

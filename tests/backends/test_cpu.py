@@ -361,6 +361,7 @@ def hidden_markov(length: int) -> Network:
     return build_network("hidden", "bayes", variables, tables)
 
 
+@pytest.mark.slow
 def test_three_thousand_steps_of_a_hidden_chain_stay_in_their_format() -> None:
     """Nothing comes near the smallest number, so nothing is lost, however long the path of messages."""
     network = hidden_markov(3000)

@@ -97,7 +97,7 @@ def test_budget_holds_to_the_byte(data: st.DataObject, kind: str) -> None:
     ],
 )
 @pytest.mark.parametrize("spare", [0, *(pytest.param(1 << bits, marks=pytest.mark.slow) for bits in (16, 22)), 1 << 30])
-@pytest.mark.parametrize("climbing", [False, True])
+@pytest.mark.parametrize("climbing", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_measured_peak_is_at_most_the_planned_one(
     query: Query, spare: int, compiled: bool, climbing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

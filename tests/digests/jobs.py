@@ -306,7 +306,7 @@ def _as_they_come(_: Path) -> Outputs:
 @job("blocks-patterns")
 def _patterns(_: Path) -> Outputs:
     with stand_in.compiled(Strategy.CPU_BLOCKS):
-        return answered("run", *files(random_network(40, seed=3, zeros=0.1), 400, pattern="random"))
+        return answered("run", *files(random_network(40, seed=3, zeros=0.1), 100, pattern="random"))
 
 
 @each_precision("entries")

@@ -514,6 +514,7 @@ def test_what_is_no_table(evidence: Any, message: str) -> None:
     assert str(raised.value).startswith(message)
 
 
+@pytest.mark.slow
 def test_very_many_different_bad_cells() -> None:
     cells = pa.array([f"bad {i}" for i in range(200_000)])
     encoded = encode_table(pa.table({"smoke": cells, "grade": cells}), NETWORK)

@@ -20,7 +20,7 @@ from junctor.model.network import Network
 from junctor.model.query import Query
 
 # The first takes gigabytes without evidence; of the others, munin4 stands for all.
-LARGE = {"munin1", "munin", "munin2", "munin3"}
+LARGE = {"munin1", "munin", "munin2", "munin3", "cpcs360b", "cpcs422b"}
 # Some seconds each: in single precision with --slow alone.
 DEAR = {"munin4", "link", "cpcs360b", "cpcs422b", "diabetes", "barley"}
 # For these, orders are searched for ten seconds or more.

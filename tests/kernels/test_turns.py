@@ -28,6 +28,7 @@ def test_the_turn_of_a_killed_process_is_free(tmp_path: Path) -> None:
         assert Turn(str(lock)).take(50.0)
 
 
+@pytest.mark.slow
 def test_waiting_has_an_end(tmp_path: Path) -> None:
     assert said(start(tmp_path, CALL)) == ["3.0", "2", "True"]
     kept = sorted((tmp_path / "cache").rglob("*.nb?"))

@@ -430,7 +430,7 @@ def test_chains_are_their_steps(
 @pytest.mark.parametrize(
     ("working", "room", "count", "run_bytes"),
     [
-        (16, 1 << 10, 1, 1),
+        pytest.param(16, 1 << 10, 1, 1, marks=pytest.mark.slow),
         (16, 1 << 11, 3, 1 << 16),
         (32, 1 << 9, 1, 1 << 16),
         (32, 1 << 11, 3, 1),

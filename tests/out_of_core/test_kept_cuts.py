@@ -114,6 +114,7 @@ def test_how_tasks_overlap_is_looked_for_once(cache: Cache, monkeypatch: pytest.
     assert len(looked) == 2 * first
 
 
+@pytest.mark.slow
 def test_slices_and_messages_made_again_are_found_again(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_splits, "fixed_bytes", lambda plan: 0)
     problem = Problem(shape_of(generate.grid(12, 12, 2, seed=4)), Pattern(frozenset(), frozenset({5})))
