@@ -15,6 +15,7 @@ from helpers.stores import ENVIRONMENT, Bucket, MemoryStore, Store
 from hypothesis import HealthCheck, settings
 from junctor.cli import COLLECTED_OBJECTS
 from junctor.runtime import remote, remote_lock
+from junctor.runtime.machine import usable_cores
 
 # Tests find nothing of other runs, and leave nothing; those of the cache have one of their own.
 os.environ["JUNCTOR_CACHE"] = "off"
@@ -51,6 +52,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             for item in items:
                 if name in item.keywords:
                     item.add_marker(pytest.mark.skip(reason=f"run with --{name}"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than cores: some tests wait for servers, stores and workers that were killed."""
+    return usable_cores() + 1
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,7 @@ def peers() -> ModuleType:
     return importlib.import_module("peers")
 
 
+@pytest.mark.slow
 def test_both_agree_and_the_record_is_stored(
     peers: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

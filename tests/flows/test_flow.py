@@ -294,6 +294,7 @@ def test_a_parameter_that_makes_no_sense_is_an_error_of_ours(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_flow_all_of_whose_rows_are_invalid_says_so(server: PrefectServer, tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("smoke\nperhaps\n")
     call = {"network": ASIA, "evidence": str(tmp_path / "rows.csv"), "output": str(tmp_path / "out"), "workers": 0}

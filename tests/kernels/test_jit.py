@@ -105,6 +105,7 @@ print([sum(each.stats.cache_hits.values()) for each in (outer, inner, caller)])
     assert run(compiled, code) == ["10.0", "19.0", "[1,", "1,", "0]"]
 
 
+@pytest.mark.slow
 def test_code_is_compiled_anew_where_a_file_that_is_compiled_into_it_has_changed(tmp_path: Path) -> None:
     (tmp_path / "package" / "more").mkdir(parents=True)
     extra, inner = tmp_path / "package" / "extra.py", tmp_path / "package" / "more" / "inner.py"

@@ -236,6 +236,7 @@ def test_of_many_reasons_a_few_are_told(caplog: pytest.LogCaptureFixture) -> Non
     ]
 
 
+@pytest.mark.slow
 def test_auto_is_exact_where_that_fits_and_says_why_not(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     network = lattice(13)
     # The first row has its middle observed: what is left is narrow. Records of the other one take all of the memory.
