@@ -23,7 +23,7 @@ def results(mutants: int) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("mutants", [20, pytest.param(5000, marks=[pytest.mark.slow, pytest.mark.timeout(7200)])])
+@pytest.mark.parametrize("mutants", [40, pytest.param(5000, marks=[pytest.mark.slow, pytest.mark.timeout(7200)])])
 def test_damaged_files(mutants: int) -> None:
     for result in results(mutants):
         check(result)

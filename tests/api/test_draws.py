@@ -19,7 +19,7 @@ from helpers.files import ASIA
 from helpers.noisy_max import noisy_network
 from helpers.oracle import ZERO_POWER, joint_table
 from helpers.strategies import evidence_batches, networks, row_evidence
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from junctor import (
     BudgetError,
@@ -92,7 +92,6 @@ def raises(error: Exception, *_: Any, **__: Any) -> None:
 
 @pytest.mark.parametrize("way", ["cliques", "circuit", "circuits of rows"])
 @given(case=cases())
-@settings(max_examples=20)
 def test_draws_are_as_frequent_as_enumeration_says(way: str, case: tuple[Network, Any]) -> None:
     network, batch = case
     with pytest.MonkeyPatch.context() as patch:

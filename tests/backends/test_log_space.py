@@ -130,7 +130,7 @@ def test_a_single_row_of_large_tables_goes_over_entries_in_double_too() -> None:
 @pytest.mark.parametrize("allowed", [pytest.param(1 << 26, marks=pytest.mark.slow), 1 << 30])
 def test_threads_change_no_number_of_an_answer(allowed: int) -> None:
     network = grid(6, 6, states=3, seed=4)
-    rows = 120
+    rows = 300
     batch = EvidenceBatch(rows, {v: np.random.default_rng(v).integers(-1, 3, rows, np.int32) for v in (0, 7, 20)})
     found = []
     for threads in (1, 2, 7):

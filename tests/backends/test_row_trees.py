@@ -256,13 +256,13 @@ def test_messages_down_lie_apart_while_they_are_of_use(variables: int, seed: int
 
 
 def test_rows_of_a_long_chain_equal_the_batch_engine() -> None:
-    network = chain(length=150, states=4, seed=3)
+    network = chain(length=400, states=4, seed=3)
     batch = random_batch(network, 70)
-    answers = blank(network, batch, range(150))
-    assert not RowEngine(network, range(150), ROOM).answer(batch, np.arange(70), answers).size
+    answers = blank(network, batch, range(400))
+    assert not RowEngine(network, range(400), ROOM).answer(batch, np.arange(70), answers).size
     expected = in_log_space(network, batch)
     np.testing.assert_allclose(answers.log_value, expected.log_value, rtol=1e-12)
-    for v in range(150):
+    for v in range(400):
         np.testing.assert_allclose(answers.posteriors[v], expected.posteriors[v], atol=1e-12)
 
 

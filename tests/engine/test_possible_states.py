@@ -74,7 +74,6 @@ def layers(states: int = 4, width: int = 3, depth: int = 4) -> Network:
 @pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("precision", ["double", "single", "log"])
 @pytest.mark.parametrize("strategy", PLANNED)
-@settings(max_examples=10)
 @given(question=questions())
 def test_posteriors_equal_enumeration(
     strategy: Strategy, precision: str, question: tuple[Network, EvidenceBatch]

@@ -43,7 +43,6 @@ def rows_of(network: Network, rows: int = 40, patterns: int = 3) -> EvidenceBatc
 
 @pytest.mark.parametrize("precision", ["double", "single", "log"])
 @pytest.mark.parametrize("strategy", FORCED)
-@settings(max_examples=10)
 @given(question=strategies.questions(max_rows=8))
 def test_posteriors_equal_enumeration(
     strategy: Strategy, precision: str, question: tuple[Network, EvidenceBatch]

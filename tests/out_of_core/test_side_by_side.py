@@ -89,8 +89,8 @@ def test_no_other_way_takes_less(gpus: int, rows: int, again: float, data: st.Da
             assert of.total(found) <= of.total([(rows - left, abreast), (left, left)])
 
 
-def problem() -> Problem:
-    return Problem(shape_of(grid(12, 12, states=2, seed=1)), Pattern(frozenset(), frozenset()))
+def problem(side: int = 12) -> Problem:
+    return Problem(shape_of(grid(side, side, states=2, seed=1)), Pattern(frozenset(), frozenset()))
 
 
 def limits(memory: int = 1 << 32) -> MemoryLimits:
@@ -131,14 +131,13 @@ def test_all_gpus_share_rows_where_that_is_forecast_to_be_faster(monkeypatch: py
         planned.append(of[-1])
         return cut(*of)
 
-    small = Problem(shape_of(grid(7, 7, states=2, seed=1)), Pattern(frozenset(), frozenset()))
-    found = cut_for_gpus(small, reference.SINGLE, limits(), costs(cases=0.1), ROWS, GPUS, counted)
+    found = cut_for_gpus(problem(7), reference.SINGLE, limits(), costs(cases=0.1), ROWS, GPUS, counted)
     assert found.side is not None
     assert found.side.rounds(ROWS) == [(ROWS, 1)]
     assert found.seconds == pytest.approx(0.02)
     # Only with rows enough to pay for it a plan is searched that is best for all GPUs.
     assert planned == [1]
-    cut_for_gpus(small, reference.SINGLE, limits(), costs(cases=0.1), 1 << 10, GPUS, counted)
+    cut_for_gpus(problem(7), reference.SINGLE, limits(), costs(cases=0.1), 1 << 10, GPUS, counted)
     assert planned == [1, 1, 4]
 
 

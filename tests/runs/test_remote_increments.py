@@ -101,7 +101,7 @@ def test_increments_in_a_store_are_those_on_a_disk(twins: Twins) -> None:
     for seed in range(4):
         twins.write(f"date=2026-11-{20 + seed}/a%20b.parquet", seed)
     run(twins.local, HERE)
-    twins.bucket.proxy.share = 0.02
+    twins.bucket.proxy.share = 0.05
     assert run(twins.remote, HERE).rows == 20
     twins.are_equal()
     twins.write("date=2026-11-21/a%20b.parquet", 7)

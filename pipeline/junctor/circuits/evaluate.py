@@ -203,20 +203,20 @@ class CircuitProgram:
         targets: of what the circuit tells of; raises ValueError for another.
         Source: Darwiche, A differential approach to inference in Bayesian networks, 2003 (evidence retraction).
         """
-        at = {v: self._places[self._starts[v] : self._starts[v + 1]] for v in targets}
-        for v, places in at.items():
-            if (places < 0).all() and self.circuit.log > -math.inf:
+        every, found = np.full((len(rows), len(self._places)), -math.inf), dict[int, Floats]()
+        for v in targets:
+            states = slice(self._starts[v], self._starts[v + 1])
+            if self.circuit.log > -math.inf and (self._places[states] < 0).all():
                 raise ValueError(f"the circuit tells nothing of {self.network.variables[v].name!r}")
-        found = {v: np.full((len(rows), len(places)), -math.inf) for v, places in at.items()}
+            found[v] = every[:, states]
         if self.circuit.log == -math.inf:
             return found
+        told = np.flatnonzero(self._places >= 0)
         evidence, scales, _ = self._evidence(batch, rows)
         values, slopes = np.zeros(len(self.circuit.flat.is_sum)), np.zeros(len(self.circuit.flat.is_sum))
         for place in range(len(rows)):
             evaluate.slopes_in_logs(self.circuit.flat, evidence, place, values, slopes)
-            for v, places in at.items():
-                logs = slopes[places] + scales[place] + self.circuit.log
-                found[v][place] = np.where(places >= 0, logs, -math.inf)
+            every[place, told] = slopes[self._places[told]] + scales[place] + self.circuit.log
         for v in batch.likelihoods.keys() & found.keys():
             where, likelihoods = batch.likelihoods[v].among(rows)
             # It is not divided by what its own likelihoods were.
@@ -438,7 +438,7 @@ def _scaled(likelihoods: Floats) -> tuple[Floats, Floats]:
     """Return logarithms of likelihoods divided by the largest of each row, and that of the largest, [rows, 1]."""
     with np.errstate(divide="ignore"):
         logs = np.log(likelihoods)
-    top = logs.max(axis=1, keepdims=True, initial=-math.inf)
+    top = logs.max(axis=1, keepdims=True)
     # Of nothing but zeros no scale is to be taken out.
     top[~np.isfinite(top)] = 0.0
     return logs - top, top
