@@ -290,10 +290,9 @@ class CircuitProgram:
         evidence, scales, _ = self._evidence(batch, rows)
         found, circuit = self._answers(answers, len(rows)), self.circuit.flat
         memory = np.zeros(len(circuit.is_sum)), np.zeros(len(circuit.is_sum))
-        for place, row in enumerate(rows.tolist()):
+        for place in range(len(rows)):
             evaluate.answer_block_in_logs(circuit, evidence, found, rows, place, *memory)
-            if found.roots[place] > -math.inf:
-                self._normalise(row, answers)
+        self._normalise(rows[found.roots > -math.inf], answers)
         self._write(rows, found.roots, scales, answers)
 
     def _answer_on_gpu(
@@ -355,11 +354,12 @@ class CircuitProgram:
                 answers.posteriors[v][fine] = np.arange(self.network.cardinalities[v]) == self._fixed[v]
         self._leave(rows[~possible], answers)
 
-    def _normalise(self, row: int, answers: Answers) -> None:
+    def _normalise(self, rows: Rows, answers: Answers) -> None:
         """Divide posteriors that come from logarithms by their sums: these lose digits where they are large."""
         for v in answers.targets:
             if self._is_free(v):
-                answers.posteriors[v][row] /= answers.posteriors[v][row].sum()
+                found = answers.posteriors[v][rows]
+                answers.posteriors[v][rows] = found / found.sum(axis=1, keepdims=True)
 
     def _is_free(self, target: int) -> bool:
         """Return True for a target whose posteriors come from the circuit."""
